@@ -59,7 +59,7 @@ def loads() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(("kind", "names"), [(OPTIMIZERS, NAMES), (RATES, RECORDED_RATES)])
 def test_registry_names_match_earlier_files(kind: Names, names: str) -> None:
-    names_told = kind.told()
+    names_told = kind.load_all()
     assert sorted(names_told) == sorted(names.split())
     for name, thing in names_told.items():
         assert kind.find(name) is thing
@@ -81,12 +81,12 @@ def test_name_of_two_classes_finds_the_first() -> None:
 
 def test_duplicate_registration_raises() -> None:
     names = Names()
-    names.tell("a", int)
-    names.tell("a", int)
+    names.add("a", int)
+    names.add("a", int)
     with pytest.raises(
         ValueError, match="'a' is registered for <class 'int'> and cannot name <class 'float'>"
     ):
-        names.tell("a", float)
+        names.add("a", float)
     assert names.find("a") is int
     assert names.name_of(float) is None
 
@@ -96,7 +96,7 @@ def test_front_ends_load_until_a_class_is_found(loads: list[str]) -> None:
     assert names.find("c") is None
     assert names.find("b:c") is None
     assert loads == ["a", "b", "b", "a"]
-    config_registry.faces["a"] = lambda: names.tell("c", int)
+    config_registry.faces["a"] = lambda: names.add("c", int)
     assert names.find("c") is int
     assert loads == ["a", "b", "b", "a"]
 
@@ -207,4 +207,4 @@ def test_lazy_import_targets_exist() -> None:
 
 
 def test_loss_scaler_registry_lists_one_class() -> None:
-    assert list(LOSS_SCALERS.told()) == ["AutomaticLossScaler"]
+    assert list(LOSS_SCALERS.load_all()) == ["AutomaticLossScaler"]

@@ -46,10 +46,9 @@ def when(condition: Iterable[object], call: Call) -> Call:
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a function that calls `call`, or does nothing if a storage is too small.
+    """Return a function that calls `call` if all its tensors fit into their storages.
 
-    Each call of the function checks the storages of all tensors among the arguments of `call`. A
-    write beyond a storage would crash.
+    If a storage is too small, the function does nothing. A write beyond a storage would crash.
 
     Args:
         call: A function in C with tensors among its arguments, bound by `partial`. Another callable
@@ -76,7 +75,7 @@ def _count_required_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_targets(functions: Sequence[Call]) -> None:
-    """Raise an error if one of `functions` would write to read-only memory; call none.
+    """Raise an error if one of `functions` would write to read-only memory. Call no function.
 
     A method of a tensor is assumed to write to that tensor. Any other function is assumed to write
     to the tensors in its first argument if this argument is a list.
@@ -106,10 +105,10 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def run(functions: Sequence[Call]) -> None:
-    """Call functions in C one after the other, without interruption: all or none.
+    """Call functions in C in order, so that no signal handler runs in between.
 
     Raises:
-        LayoutError: A function would write to read-only memory; none is called.
+        LayoutError: A function would write to read-only memory; no function is called.
     """
     check_targets(functions)
     # Modes of torch would call Python for every function, and could fail in the middle.
@@ -118,7 +117,7 @@ def run(functions: Sequence[Call]) -> None:
 
 
 def unwatched(functions: Sequence[Call]) -> Call:
-    """Combine functions in C into one call that disables torch's function and dispatch modes.
+    """Combine functions in C into one call, in which torch's function and dispatch modes are off.
 
     No function may raise an exception: the modes would stay disabled.
     """

@@ -65,12 +65,12 @@ class Factor(NamedTuple):
 
 
 def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Norm:
-    """Return the global norm of gradients, scaled by a power of 2 so that it does not overflow.
+    """Return the global norm of gradients as a `Norm`, which does not overflow.
 
     Args:
         squares_of: `squares_of(formula)` returns the sum of a formula of squares over each
-            gradient, float64 of shape (n,). The formula is `gradient_squares` or, if float64
-            squares may overflow or vanish, a member of `SCALED_SQUARES`.
+            gradient, float64 of shape (n,). The formula is `gradient_squares`. If float64 squares
+            may overflow or vanish, formulas in `SCALED_SQUARES` follow.
         is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
@@ -166,9 +166,9 @@ def _clamp_to_one(values: Any) -> object:
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> Factor:
     """Return the factor min(1, limit / (norm + epsilon)), computed in float64.
 
-    If norm and epsilon are 0, return 0 for a limit of 0, else 1. With `is_float32`, the unit is 1,
-    and norm and limit must be of float32 magnitude. Without `is_float32`, the unit is 2**-1000 for
-    factors below 2**-1000, and 1 for all others.
+    If norm and epsilon are 0, the factor is 0 for a limit of 0, and 1 for other limits. With
+    `is_float32`, norm and limit must be of float32 magnitude, and the unit of the factor is 1.
+    Without `is_float32`, the unit is 2**-1000 for factors below 2**-1000, else 1.
     """
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.
@@ -192,8 +192,7 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> 
 def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:
     """Return (scale, unit) of a factor, both normal numbers in the variables' compute dtypes.
 
-    `factor` itself is returned if both numbers are normal already. For variables computed in
-    float32, a factor below 2**-126 is divided by the unit 2**-126.
+    For variables computed in float32, a factor below 2**-126 is divided by the unit 2**-126.
 
     Args:
         float32_mask: True for each variable computed in float32; shape (n,).

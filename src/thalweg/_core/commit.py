@@ -1,4 +1,4 @@
-"""The commit of a step: all writes or none, and notes on exceptions about what has changed."""
+"""The commit of a step: all writes or none. Exceptions get notes about what has changed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from thalweg._core.atomic_section import Call, calls, check_targets, drain, unle
 from thalweg._engines import saturated
 from thalweg._engines.layout import check_memory
 from thalweg._engines.memory_protection import check_numbers_writable
+from thalweg._engines.protocol import WriteRound
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.variable import check_held, name_of, variable_constraint
 
@@ -39,7 +40,7 @@ class StepResult(NamedTuple):
 
 
 class PostUpdateCall(NamedTuple):
-    """User callback that runs after the writes of a step.
+    """User callback that runs after the writes of a step, with a note for its failure.
 
     Attributes:
         call: The function.
@@ -54,7 +55,7 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Note on an exception that leaves the `with` block whether the step was taken.
+    """If the `with` block raises, note on the exception whether the step was taken.
 
     Args:
         notes: A list to which `write_step` appends a sentence when it writes. The first sentence
@@ -68,7 +69,7 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add the note `notes[0]` to an exception; for [], add the note that nothing has changed.
+    """Add the note `notes[0]` to an exception. If `notes` is empty, note that nothing has changed.
 
     `notes[0]` replaces an earlier note that nothing has changed. No note is added twice.
 
@@ -90,10 +91,11 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
                 error.add_note(advice)
 
 
-def say_refused(error: Exception) -> None:
+def say_refused(error: BaseException) -> None:
     """Note on an error that nothing has changed.
 
-    Do nothing if its notes say that a step was taken or skipped, or if it is a ReplicaLostError.
+    Do nothing if a note says that a step was taken or skipped, or if the error is a
+    ReplicaLostError.
     """
     if not (says_committed(error) or isinstance(error, ReplicaLostError)):
         add_note(error, ())
@@ -119,8 +121,8 @@ def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.
 
     Args:
         error: The exception. Nothing is added if it has a note about a taken or skipped step.
-        missing: What the step lacks, such as "without the constraint of 'w'". The note is then
-            "The step was taken, but without ...".
+        missing: Text such as "without the constraint of 'w'". The note is then "The step was taken,
+            but without the constraint of 'w'.".
         message: The note if `missing` is "".
     """
     if not says_committed(error):
@@ -187,17 +189,17 @@ def _drain_pending(
     end: int,
     message: str,
 ) -> None:
-    """Call the functions of `pending` in order, and continue after each exception.
+    """Call all functions of `pending` in order, even if a function raises an exception.
 
-    An exception while `notes` is empty is raised. A later exception is appended to `errors`, with
-    a note from `missing`.
+    An exception before the writes, while `notes` is empty, is raised. A later exception is appended
+    to `errors` with a note.
 
     Args:
-        remaining: `calls(pending)`: each `next` takes a function from `pending` and calls it.
+        remaining: The iterator `calls(pending)`, which calls a function per `next`.
         pending: Iterator of the functions that were not called yet.
         notes: Not empty after the writes.
         errors: The list to which exceptions are appended.
-        missing: {index of a callback: what the step lacks if the callback fails}.
+        missing: {index of a callback: note if the callback fails}.
         end: The index of the last function.
         message: The note of exceptions without an entry in `missing`.
     """
@@ -220,16 +222,21 @@ class WriteBatch:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self._checks: list[Call] = []
         self._writes: list[Call] = []
         self._callbacks: list[PostUpdateCall] = []
         self._counters: list[Call] = []
         self._plans: list[Any] = []
 
     def add(
-        self, writes: Sequence[Call], callbacks: Sequence[PostUpdateCall], counters: Sequence[Call]
+        self,
+        write_round: WriteRound,
+        callbacks: Sequence[PostUpdateCall],
+        counters: Sequence[Call],
     ) -> None:
         """Add the writes, callbacks and counters of one step."""
-        self._writes += writes
+        self._checks += write_round.checks
+        self._writes += write_round.calls
         self._callbacks += callbacks
         self._counters += counters
 
@@ -244,11 +251,12 @@ class WriteBatch:
 
     def write_all(self) -> list[BaseException]:
         """Commit all steps; return errors as `write_step`."""
-        return write_step(self._writes, self._callbacks, self._counters, self.begun)
+        writes = [*self._checks, *self._writes]
+        return write_step(writes, self._callbacks, self._counters, self.begun)
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
-    """Copy tensors now; return functions in C that set each tensor back to its copy.
+    """Copy tensors now; return functions in C that restore the tensors from these copies.
 
     A function does nothing if the storage of its tensor was truncated in between.
 
@@ -264,7 +272,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
 
 
 def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Call]:
-    """Return functions in C that set each copy to its tensor, or to the nearest finite numbers."""
+    """Return functions in C that set each copy to its tensor. Overflow gives the largest number."""
     return [
         partial(copy.detach().copy_, saturated(tensor, copy.dtype))
         for copy, tensor in zip(copies, tensors, strict=True)
@@ -307,9 +315,9 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
 
 
 def constrained(var: Tensor, name: str) -> list[BaseException]:
-    """Set a variable to the result of its constraint, if it has one.
+    """Set a variable to the result of its constraint, if the variable has a constraint.
 
-    Return a list with the exception that the constraint raised; [] if it raised none.
+    Return a list with the exception that the constraint raised, or [].
     """
     if variable_constraint(var) is None:
         return []
@@ -317,7 +325,7 @@ def constrained(var: Tensor, name: str) -> list[BaseException]:
 
 
 def _constrain(var: Tensor, name: str) -> Tensor:
-    """Return the result of a variable's constraint, or the variable's value without a constraint.
+    """Return the result of a variable's constraint; without a constraint, the variable's value.
 
     Raises:
         InvalidArgumentError: The result has another shape or dtype than the variable.
@@ -343,7 +351,7 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 def raise_first(errors: Sequence[BaseException]) -> None:
     """Raise an error of `errors`, with notes about all further errors; return if there is none.
 
-    Raise the first that is not an `Exception`, such as KeyboardInterrupt, or else the first.
+    An error that is not an `Exception`, such as KeyboardInterrupt, is preferred to the first error.
     """
     if not errors:
         return
@@ -358,8 +366,8 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 def raise_within(errors: Sequence[BaseException]) -> None:
     """Remove all notes of the errors, then call `raise_first`; return if there are no errors.
 
-    Use this for errors from the update of one variable by `write_step`. The surrounding step can
-    still be rolled back, so the notes that it was taken are wrong.
+    Use this for errors of `write_step` in a step that can still be rolled back. Notes that the step
+    was taken are wrong there.
     """
     for error in errors:
         error.__notes__ = []

@@ -41,9 +41,9 @@ def check_complex(pairs: Sequence[Pair], labels: Sequence[str], rule: Rule, clip
         clips: True if gradients are clipped, which is an error.
 
     Raises:
-        InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a
-            gradient has another dtype than its variable.
-        InvalidArgumentError, LayoutError: `check_pairs` rejects the real and imaginary parts.
+        InvalidTypeError: The rule is neither linear nor analytic; or gradients are clipped; or a
+            gradient and its variable have different dtypes.
+        InvalidArgumentError, LayoutError: Shapes or memory are invalid; see `check_pairs`.
     """
     for (grad, var), label in zip(pairs, labels, strict=True):
         if not (rule.linear or is_analytic(rule)):

@@ -1,4 +1,4 @@
-"""Names by which files refer to optimizer classes, and to functions among their arguments.
+"""Names of optimizer classes, and of functions among their arguments, in files.
 
 Each front end registers its names when it is imported. So writers of files need no front end, and
 readers import the front ends that a file names.
@@ -14,7 +14,7 @@ faces: dict[str, Callable[[], object]] = {}
 
 
 class Names:
-    """Registry of classes or functions for one purpose, and their names in files.
+    """Registry of classes or functions for one purpose, with their names in files.
 
     Args:
         description: The phrase for an unregistered object in messages, such as "the learning rate".
@@ -25,13 +25,13 @@ class Names:
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
-    def tell(self, name: str, entry: object, *aliases: object) -> None:
+    def add(self, name: str, entry: object, *aliases: object) -> None:
         """Register a class or function under its name in files.
 
         Args:
             name: The name. An entry may have several names; files contain the first.
             entry: The class or function that `find(name)` returns.
-            aliases: Further classes or functions with the name `name` in files.
+            aliases: Classes or functions that are written to files as `name`, too.
 
         Raises:
             ValueError: Another class or function has this name.
@@ -43,13 +43,13 @@ class Names:
         for alias in (entry, *aliases):
             self._names.setdefault(alias, name)
 
-    def tell_all(self, prefix: str, entries: Iterable[Any]) -> None:
-        """Register things under a prefix followed by their `__name__`."""
+    def add_all(self, prefix: str, entries: Iterable[Any]) -> None:
+        """Register classes or functions as `prefix` + `__name__`."""
         for entry in entries:
-            self.tell(prefix + entry.__name__, entry)
+            self.add(prefix + entry.__name__, entry)
 
-    def told(self) -> dict[str, Any]:
-        """Return the names of all front ends, importing them."""
+    def load_all(self) -> dict[str, Any]:
+        """Import all front ends; return {name: class or function}."""
         for load in faces.values():
             load()
         return dict(self._things)
@@ -61,8 +61,8 @@ class Names:
     def find(self, name: str) -> Any:
         """Return the class or function with this name in files; None if there is none.
 
-        If the name is not registered yet, front ends are imported, which registers their names:
-        for "keras:x" first "keras", then all others until the name is registered.
+        If the name is not registered yet, front ends are imported until it is: for "keras:x" first
+        "keras", then all others.
         """
         # False sorts before True: the front end in the name comes first.
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
@@ -110,5 +110,5 @@ class Argument:
 
 
 def is_argument(value: object) -> TypeGuard[Argument]:
-    """Return True if files describe a value as an `Argument`; its class need not derive from it."""
+    """Return True if a value has the methods of `Argument`, by which files describe it."""
     return hasattr(type(value), "_made_by")

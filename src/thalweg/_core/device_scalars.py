@@ -1,8 +1,4 @@
-"""Scalars of a step that only a device knows: step counts and learning rates in tensors.
-
-They are tensors of shape (), or vectors with one number for each variable of the step. The
-functions do not synchronize with the device.
-"""
+"""Scalars of a step that are on a device, such as step counts and learning rates in tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ def device_columns(
     variables: Sequence[Tensor],
     device: torch.device,
 ) -> Columns:
-    """Return a rule's scalars in a step as `Columns`, some of them vectors on a device.
+    """Return a rule's scalars in a step as `Columns`, with vectors on a device.
 
     A scalar that is a tensor becomes a vector over the variables in `by_variable`. All other
     scalars are handled by `columns_of`.
@@ -60,12 +56,12 @@ def device_columns(
 def expand_to_variables(
     keys: Sequence[Hashable], values: Mapping[Any, Any], device: torch.device
 ) -> Tensor:
-    """Return a tensor with one number for each variable, on a device.
+    """Return a vector with one number for each variable, on a device.
 
     Args:
         keys: For each variable its key, such as (dtype, group).
-        values: {key: number, tensor of shape (), or vector over all variables}. Of a vector, the
-            elements of the variables with this key are used.
+        values: {key: number, tensor of shape (), or vector over all variables}. Elements of a
+            vector are used for the variables with its key.
         device: The device of the result.
     """
     pieces: list[Tensor] = []
@@ -84,11 +80,11 @@ def device_derived_scalars(
     """Return {name: scalar} for a rule's formulas, for a step count on a device.
 
     The dict has the hyperparameters, their powers, "t" and the results of the rule's `prepare`. If
-    an argument of `prepare` is a tensor, all arguments are passed as tensors. A hyperparameter of
-    the host that `prepare` returns unchanged is still a host scalar in the result.
+    an argument of `prepare` is a tensor, all arguments are passed as tensors. A hyperparameter that
+    `prepare` returns unchanged is not converted.
 
     Args:
-        values: The hyperparameters by name: scalars of the host, or tensors of shape ().
+        values: {name: hyperparameter}, a scalar of the host or a tensor of shape ().
         dtype: The compute dtype. Powers are computed in float64 and rounded once.
         step: The number of the step, a tensor of shape ().
         device: The device of new tensors.

@@ -1,7 +1,4 @@
-"""Flat buffers: tensors that hold several parameters of a model, or parts of them.
-
-A reduction over such a tensor, such as a norm, is not one over a parameter.
-"""
+"""Flat buffers: tensors that contain several parameters of a model, or parts of parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class FlatBuffer(NamedTuple):
 
 
 class AddedParams:
-    """Summary of the parameters passed to an optimizer, to detect that a library replaced them."""
+    """Record of the parameters passed to an optimizer, to detect that a library replaced them."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
@@ -100,16 +97,16 @@ def check_reductions(
 ) -> None:
     """Raise an error if a step reduces over a parameter that a flat buffer splits or joins.
 
-    Return if the rule and the transforms work on each element by itself.
+    Do nothing if the rule and the transforms are elementwise.
 
     Args:
         label: The buffer's name, for the message.
-        rule: The rule of the step, if it has one.
+        rule: The rule of the step, or None.
         transforms: The transforms of gradients, which may need norms.
         is_by_shape: True if the shape of a parameter chooses the rule.
 
     Raises:
-        InvalidArgumentError: Names the flat buffer and the rule or the option that reduces.
+        InvalidArgumentError: The message names the flat buffer and the rule or option that reduces.
     """
     name = "" if rule is None else f"rule {rule.name!r}"
     if rule is not None and rule.reduces_variables:

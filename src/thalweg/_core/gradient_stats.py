@@ -150,8 +150,8 @@ class GradientStats:
         """Return the sum of `formula` over each raw gradient; float64 of shape (n,).
 
         With `clipvalue`, the elements are unscaled and clipped first. The first call also computes
-        the sums that were requested from `__init__` or `request_sums`, in one pass over memory.
-        Later calls return them. The result is an array, or a tensor if sums stay on a device.
+        all sums requested by `__init__` or `request_sums`, in one pass over memory. The result is
+        an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
@@ -218,9 +218,9 @@ class GradientStats:
             return vectors.functions_of(roots).square(roots)
 
     def _mark_overflows(self, roots: Any) -> object:
-        """Return norms with TensorFlow's overflow: infinity if the sum of squares exceeds float32.
+        """Return norms, with infinity if TensorFlow's float32 sum of squares would overflow.
 
-        A norm is unchanged if TensorFlow's overflow is not emulated for the variable.
+        Norms are unchanged for variables without emulation of TensorFlow's overflow.
         """
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -269,7 +269,7 @@ class GradientStats:
 
     @lazy
     def clip_factor(self) -> Factor:
-        """Factor of all gradients for clipping by the global norm; 1 without that clipping."""
+        """Factor by which clipping by the global norm scales all gradients; 1 without clipping."""
         transforms, dtype = self._transforms, self._norm_dtype
         limit = transforms.global_clipnorm
         if limit is None:
@@ -360,8 +360,8 @@ class GradientStats:
     def measure(self, formula: Formula, columns: Columns) -> Any:
         """Return the sums of a rule's formula over transformed gradients; float64 of shape (n,).
 
-        Sums of variables or untransformed gradients are computed by `_sum_over`. Squares of
-        gradients are computed from their norms. Any other formula takes a pass over memory.
+        Squares of gradients are computed from their norms. Most other formulas take a pass over
+        memory.
         """
         if formula is variable_squares or not self._transforms.stages:
             return self._sum_over(formula)
@@ -379,8 +379,8 @@ class GradientStats:
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
-            columns: Optional. New scalars; cached sums of `formulas` that depend on scalars are
-                dropped. None keeps the present scalars.
+            columns: Optional. New scalars. Cached sums of `formulas` that depend on scalars are
+                dropped. None keeps the present scalars and sums.
         """
         if columns is not None:
             self._columns = columns
@@ -392,11 +392,11 @@ class GradientStats:
         self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Decide whether to apply the step; the `Decision` includes calls that write new state.
+        """Decide whether to apply the step. The `Decision` includes calls that write new state.
 
-        `transforms.watch(self)` is called first, then `transforms.decide`, the loss scaler. If the
-        loss scaler applies the step, `transforms.judge` decides, too: it may skip a step with an
-        unusual norm. Without either, the step is applied.
+        `transforms.watch(self)` is called first, then the loss scaler `transforms.decide`. If the
+        step is applied so far, `transforms.judge` may skip it because of an unusual norm. The step
+        is applied if there is neither a loss scaler nor a judge.
         """
         transforms = self._transforms
         if transforms.watch is not None:
@@ -413,7 +413,7 @@ class GradientStats:
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Return (whether a transformed gradient contains NaN, the largest magnitude of elements).
+        """Return (True if a transformed gradient contains NaN, largest magnitude of all elements).
 
         Without `exact`, return (False, 0.0) without a pass over memory if all norms are below 1e38.
         Both results are tensors if the norms are on a device.
@@ -452,7 +452,7 @@ class GradientStats:
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
     def _process_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
-        """Return the largest magnitude of some transformed gradients, as a vector.
+        """Return the largest magnitudes of the transformed gradients of `members`, as a vector.
 
         Args:
             dtype: The compute dtype of these variables; each operation is rounded to it.
@@ -484,7 +484,8 @@ def transform_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed copies of the gradients, the step's decision).
 
-    Gradients get their variables' dtypes. The decision's calls include `transforms.calls`.
+    Gradients get their variables' dtypes. With `flush`, denormals are treated as 0. The decision's
+    calls include `transforms.calls`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

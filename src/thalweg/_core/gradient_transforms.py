@@ -60,7 +60,7 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Interface of decisions about steps by the gradients' global norm; see `SpikeJudge`."""
+    """Interface of objects that decide by the global norm whether to take a step."""
 
     def norm_limit(self) -> float: ...
     def decide(self, stats: Any) -> Decision: ...
@@ -181,9 +181,9 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with each sparse gradient made dense, in its variable's dtype.
+    """Return the pairs; sparse gradients are replaced by dense gradients in the variable's dtype.
 
-    Rows with equal indices are added, and rows without an index are 0. Dense gradients are kept.
+    Rows with equal indices are added, and rows without an index are 0.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

@@ -1,4 +1,4 @@
-"""Pairs of gradient and variable, as callers give them and as a step needs them."""
+"""Conversion and validation of (gradient, variable) pairs."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class GraphMode(Protocol):
         ...
 
     def session(self, op_input_list: Sequence[object] = ()) -> Any:
-        """Return a session: the running one, the default one, that of `use_session`, or a new one.
+        """Return the running session, the default session, that of `use_session`, or a new session.
 
         Args:
             op_input_list: Tensors and variables of the graph that the session shall run.
@@ -114,7 +114,7 @@ class GraphMode(Protocol):
         ...
 
     def use_session(self, session: object) -> None:
-        """Make `session` the one that later runs operations of graph mode."""
+        """Make later operations of graph mode run in `session`."""
         ...
 
     def values(self, symbols: Sequence[object]) -> list[Any]:
@@ -134,14 +134,14 @@ class GraphMode(Protocol):
         ...
 
     def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[object], axis: int | None) -> Any:
-        """Return an operation that sums or averages tensors over replicas.
+        """Return an operation that sums or averages the tensors `leaves` over replicas.
 
-        All ranks run these operations in one order.
+        All ranks must run their operations in one order.
 
         Args:
             strategy: The strategy of distribution.
             op: The reduction, a sum or a mean.
-            axis: An axis to reduce as well, or None.
+            axis: An axis of the tensors over which the operation reduces, too; or None.
         """
         ...
 

@@ -16,7 +16,7 @@ def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
     """Replace `cls.apply_gradients` by a wrapper that adds one update to a graph per call.
 
     In eager mode the wrapper only calls the method. Do nothing if `cls` inherits the method from
-    `base`, which needs no wrapper, or from a subclass of `base`, whose method has the wrapper.
+    `base` or from a subclass of `base`.
 
     Args:
         cls: A new subclass of `base`; changed.

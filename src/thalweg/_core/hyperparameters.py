@@ -58,7 +58,7 @@ def as_number(name: str, value: object) -> Any:
     Raises:
         InvalidTypeError: The value is not a real number. The message contains `name`.
         InvalidArgumentError: The value is NaN, or an integer beyond the range of float64.
-        LayoutError: The value is a tensor whose storage was cut.
+        LayoutError: The value is a tensor without memory for its element.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
         if isinstance(value, torch.Tensor):
@@ -86,8 +86,8 @@ def check_size(name: str, value: object) -> None:
 def as_hyper(value: Any, dtype: ScalarType) -> Any:
     """Return a hyperparameter's value as a scalar of `dtype`, converted as TensorFlow does.
 
-    A Python float is rounded to float32 first, even for float64. In an engine that flushes
-    denormals, a number that is denormal in its own dtype or in `dtype` becomes 0.
+    A Python float is rounded to float32 first, even for float64. If the engine flushes denormals, a
+    number that is denormal before or after the conversion becomes 0.
     """
     scalar = as_scalar(value, dtype)
     # The usual case first: no denormal is possible.
@@ -119,7 +119,7 @@ def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
     Raises:
         InvalidTypeError: The value is not a number. The message contains `name`.
         InvalidArgumentError: The value is an integer beyond the range of float64.
-        LayoutError: The value is a tensor whose storage was cut.
+        LayoutError: The value is a tensor without memory for its element.
     """
     if isinstance(value, torch.Tensor) and not value.dim():
         check_number(value, name)
@@ -142,7 +142,7 @@ def check_fraction(name: str, value: object) -> None:
 
 
 def check_value(name: str, value: object) -> Any:
-    """Validate a hyperparameter's value and return it; an array of shape () becomes its number.
+    """Validate a hyperparameter's value, and return it. An array of shape () becomes a number.
 
     Callables, schedules and tensors of a graph are returned unchecked.
 
@@ -160,17 +160,17 @@ def check_value(name: str, value: object) -> Any:
 
 
 def check_scalar(name: str, value: object, accepted: str) -> None:
-    """Raise an error unless `value` is a real number or a tensor of shape (), eager or of a graph.
+    """Raise an error unless `value` is a real number, or a real eager or graph tensor of shape ().
 
     Args:
         name: The hyperparameter's name, for the message.
-        accepted: What the message names after "must be a".
+        accepted: The text of the message after "must be a".
 
     Raises:
         InvalidTypeError: The value is not a number, is complex, or is on the meta device.
         InvalidArgumentError: The value has dimensions, is NaN, or is an integer beyond the range of
             float64.
-        LayoutError: The value is a tensor whose storage was cut.
+        LayoutError: The value is a tensor without memory for its element.
     """
     # The unknown shape of a graph's tensor is false, like that of a scalar.
     if shape := getattr(value, "shape", None):
@@ -204,7 +204,7 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """Return advice if `value` is a tensor of a graph, a module, or parameters; "" for all else."""
+    """Return advice if `value` is a graph tensor, a module or a list of tensors, else ""."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
@@ -221,8 +221,8 @@ def hint(value: object) -> str:
 def _in_kind_of(old: object, value: int | float) -> object:
     """Return a number converted to the type of `old`.
 
-    A NumPy scalar gives a scalar of its dtype, an integer tensor a truncated int. Any other `old`
-    gives a float, or an int if `old` and `value` are both ints.
+    A NumPy scalar gives a scalar of its dtype, an integer tensor a truncated int. If `old` and
+    `value` are ints, the result is an int. All other cases give a float.
 
     Raises:
         OverflowError: The number is too large for the type.
@@ -380,7 +380,7 @@ class Hyperparameters(Mapping[str, Any]):
     def create(self, make: Callable[[str, Any], object]) -> dict[str, Any]:
         """Replace plain numbers by variables, in alphabetical order; return {name: variable}.
 
-        Only the first call does so. Later calls do nothing and return {}.
+        If this was done before, do nothing and return {}.
 
         Args:
             make: `make(name, number)` returns a new variable.
@@ -400,11 +400,10 @@ class Hyperparameters(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if isinstance(value, kinds)}
 
     def now(self, name: str) -> Any:
-        """Return the current value of a hyperparameter; a callable gives its result.
+        """Return the current value of a hyperparameter, or the result of a callable.
 
-        Within a step, a callable is called once and its result is cached. Outside of a step, each
-        read calls the callable. A `LearningRateSchedule` is returned itself. During a session run,
-        return the value that the run has computed.
+        Within a step, the result is cached. A `LearningRateSchedule` is not called. During a
+        session run, return the value that the run has computed.
         """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
@@ -445,7 +444,7 @@ class Hyperparameters(Mapping[str, Any]):
     def _scheduled_rate(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
     ) -> object:
-        """Return a schedule's rate at `step` as a scalar; a step computes it once per dtype."""
+        """Return a schedule's rate at `step` as a scalar. Within a step, the rate is cached."""
         results, key = self._results, (name, dtype)
         if key in self._overrides:
             return self._overrides[key]
@@ -459,7 +458,7 @@ class Hyperparameters(Mapping[str, Any]):
     def numbers(self) -> dict[str, int | float]:
         """Return {name: number} of plain numbers and of variables made by `create`.
 
-        Tensors of the user, callables and schedules are left out.
+        The user's tensors, callables and schedules are left out.
         """
         numbers: dict[str, int | float] = {}
         for name in self._values:
@@ -485,7 +484,7 @@ class Hyperparameters(Mapping[str, Any]):
         return descriptions
 
     def setting(self, name: str, value: object) -> list[Callable[[], Any]]:
-        """Return functions implemented in C that set a hyperparameter to a number when called.
+        """Return functions in C that set a hyperparameter to a number when they are called.
 
         Return [] if the hyperparameter is a callable, a schedule or a tensor of the user.
 

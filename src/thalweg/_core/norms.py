@@ -31,8 +31,8 @@ def norms_of(squares: Any, overflow: Any) -> Any:
 
     Args:
         squares: The sum of squares of each tensor, float64 of shape (n,).
-        overflow: True if a sum beyond float32 gives infinity, as in TensorFlow; a bool or a mask of
-            shape (n,). Where it is False, the root is finite for all finite sums.
+        overflow: A bool, or a mask of shape (n,). True if a sum beyond float32 gives infinity, as
+            in TensorFlow. If it is False, finite sums have finite roots.
     """
     ops = functions_of(squares)
     # `overflow` may be a mask, which has no truth value.
@@ -47,7 +47,7 @@ def global_norm(squares: object, overflow: bool) -> Any:
 
 
 def sum_in_order(squares: Any) -> Any:
-    """Return the sum of a vector, added in a fixed order that depends on its length alone.
+    """Return the sum of a vector. The order of additions depends only on the vector's length.
 
     The result is a NumPy float64, or a tensor of shape () for a tensor on a device.
     """

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
-    """Return {slot name: value} of a rule's optimizer-wide slots.
+    """Return {slot name: value} of a rule's slots that are equal for all variables.
 
     Values are read from the slots of the first variable. Without variables, return initial values.
 
     Raises:
-        LayoutError: The storage of a slot was cut.
+        LayoutError: A slot has no memory for its element.
     """
     if not slots:
         return {slot.name: float(slot.initial) for slot in rule.common_slots}
@@ -55,12 +55,11 @@ def per_optimizer(
     Args:
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the rule's reductions, on the host.
-        shared_scalars: The values of optimizer-wide slots, by name.
-        slots: The optimizer-wide slots of each variable of the optimizer.
+        shared_scalars: {slot name: value} of slots that are equal for all variables.
+        slots: For each variable of the optimizer its slots with these values.
 
     Returns:
-        `columns` with the results in `shared`; and the calls that write the results that are
-        optimizer-wide slots.
+        `columns` with the results in `shared`; and the calls that write results to `slots`.
 
     Raises:
         RuleError: The rule returns different numbers for different variables.
@@ -97,7 +96,7 @@ def _as_float(rule: Rule, name: str, value: Any) -> float:
 
     Args:
         rule, name: The rule and the name of the result, for the message.
-        value: A number; or a vector with an element for each variable, all equal.
+        value: A number, or a vector of equal elements for all variables.
 
     Raises:
         RuleError: Elements of the vector differ, or are NaN.
@@ -118,7 +117,7 @@ def _writes_of(
     new_scalars: Mapping[str, float],
     columns: Columns,
 ) -> list[Call]:
-    """Return calls that set the optimizer-wide slots of all variables to new values.
+    """Return calls that write `new_scalars` to the slots of all variables.
 
     With `columns.apply_flag`, a call does nothing if the device decides to skip the step.
     """

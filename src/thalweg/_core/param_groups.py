@@ -27,9 +27,8 @@ def group_indices_of(groups: Sequence[Group]) -> list[int]:
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """Return a name for each of `params`, in order, for messages.
 
-    The name is the parameter's entry in `param_names` of its group, or else the tensor's name, or
-    else "parameter 0 of group 1" with its indices. An unnamed parameter in no group gets a
-    placeholder.
+    The name is the entry in `param_names` of the group, else the tensor's name, else "parameter 0
+    of group 1" with its indices.
     """
     names = names_in(groups, params)
     if None not in names:
@@ -44,7 +43,7 @@ def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[s
 
 
 def names_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str | None]:
-    """Return the name of each parameter from its group, else of its variable; None without one."""
+    """Return each parameter's name in its group, else its variable's name, else None."""
     group_names = {
         id(param): name
         for group in groups

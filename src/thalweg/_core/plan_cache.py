@@ -19,7 +19,7 @@ _SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """Request to the engines, and the engines' plan.
+    """Request to the engines for a step, and the engines' plan.
 
     Attributes:
         ready: The plan of the engines.
@@ -43,6 +43,7 @@ class PlanCache:
         replay: Object that runs the next step in one native call, or prepares it; None if not
             possible.
         has_constant_attributes: False once an attribute of the optimizer was another object.
+        begun: `StepAdapter.begun` of the last planned step, or ().
     """
 
     # The most rebinds before a replay is prepared again.
@@ -53,14 +54,15 @@ class PlanCache:
         self.last: CachedPlan | None = None
         self.replay: Any = None
         self.has_constant_attributes = True
+        self.begun: Sequence[str] = ()
         self._rebinds, self._rebinds_before_replay = 0, 1
         self._by_variable: dict[int, PlanCache] = {}
 
     def count_repeated(self) -> bool:
         """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        A replay takes steps in one native call. Return True at the first call, then after 2, 4, 8,
-        ... further calls; the number of calls in between does not grow beyond `longest_wait`.
+        A replay takes steps in one native call. The first call returns True. The numbers of calls
+        until the next True are 2, 4, 8, ..., at most `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
@@ -77,9 +79,9 @@ class PlanCache:
         return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Drop the caches of variables that are not in `variables`.
+        """Drop the caches of variables that are not in `variables`, if there are many caches.
 
-        Do nothing until there are more than 2 * len(variables) + 16 caches.
+        Up to 2 * len(variables) + 16 caches are kept.
         """
         if len(self._by_variable) > 2 * len(variables) + _SPARE_PLANS:
             var_ids = {id(var) for var in variables}
@@ -101,7 +103,7 @@ class PlanCaches:
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
-        """Return the plan cache of the session that runs in this thread, or else of eager mode."""
+        """Return the plan cache of the session that runs in this thread, else of eager mode."""
         if not thread.frames:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())

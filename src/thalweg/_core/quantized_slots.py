@@ -25,9 +25,9 @@ LEAST = 4096
 def codec_of(slot: Slot, param: Tensor) -> Codec | None:
     """Return the 8-bit codec of a parameter's slot; None if the slot is not encoded.
 
-    Slots of parameters with fewer than 4,096 elements are not encoded, nor slots of DTensors whose
-    rows are not whole blocks of the codec. The codec of split weights is returned for every
-    parameter.
+    Small parameters, with fewer than 4,096 elements, have no encoded slots. A DTensor has encoded
+    slots only if its rows are whole blocks of the codec. The codec of split weights is returned for
+    every parameter.
     """
     codec = None if slot.storage is None else CODECS[slot.storage]
     if codec is None or codec.is_beside:
@@ -47,7 +47,7 @@ def likeness_of(codec: Codec, param: Tensor) -> Tensor:
 def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
     """Create a slot for each parameter, filled with the parameter's number in `starts`.
 
-    An encoded slot is a tensor of bytes, any other slot float32. Slots of DTensors are DTensors.
+    An encoded slot is a tensor of bytes; other slots are float32. Slots of DTensors are DTensors.
     """
     codecs = [codec_of(slot, param) for param in params]
     shards = list(map(local, params))
@@ -80,8 +80,8 @@ def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """Return encoded bytes viewed with the dimensions of their parameter, for a state.
 
-    Return the bytes unchanged if the parameter's rows are not whole blocks of the codec, or if the
-    number of bytes is wrong, which the next step rejects.
+    Return the bytes unchanged if their number is wrong, or if the parameter's rows are not whole
+    blocks of the codec.
     """
     is_complete = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
     has_rows = is_complete and codec.divides(param.shape)
@@ -91,8 +91,8 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """Return encoded bytes as a view in the shape of the parameter's slot.
 
-    Return the tensor unchanged if its bytes are not contiguous, or if its shape is neither flat nor
-    that of the parameter's rows; also a tensor that has the slot's shape already.
+    Return `records` unchanged if it has this shape, if its bytes are not contiguous, or if its
+    shape is neither flat nor in rows as from `with_rows`.
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)

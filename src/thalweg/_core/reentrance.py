@@ -1,8 +1,4 @@
-"""Detection of a step inside another step of one optimizer, by a signal handler or callback.
-
-The optimizer's lock is reentrant, so it does not prevent the inner step. The outer step has read
-counts and slots that the inner step would change, and would overwrite the inner step's writes.
-"""
+"""Detection of a step inside another step of one optimizer, for example in a callback."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ from thalweg.errors import FailedPreconditionError
 class Stepping:
     """Mark of a step in progress, with its thread.
 
-    Optimizers hold a weak reference to it. If a debugger leaves a step without its end, the mark is
-    collected, and later steps are not blocked.
+    Optimizers hold a weak reference to the mark. If a debugger leaves a step without its end, the
+    mark is collected, and later steps are not blocked.
     """
 
     __slots__ = ("__weakref__", "thread")
@@ -33,15 +29,15 @@ class Stepping:
 
 
 def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> ContextSetting:
-    """Return a context manager for a step of the current thread.
+    """Return a context manager for a step of the current thread; steps inside it raise.
 
-    The thread must hold the optimizer's lock. Call this in the `with` statement itself. If a
-    variable held the result, a traceback could keep the step marked as running after its end.
+    The thread must hold the optimizer's lock. Call this function in the `with` statement itself: a
+    variable with the result could keep the step marked as running after its end.
 
     Args:
         owner: The object whose attribute `stepping` refers to the `Stepping` in the block.
         label: The name of the optimizer.
-        caches: Plan caches. Their `replay` is None in the block, and is restored at the end unless
+        caches: Plan caches. Their `replay` is None in the block. It is restored at the end unless
             the step has set a new replay.
 
     Raises:
@@ -68,7 +64,7 @@ def check_no_step(owner: Any, label: str, call: str) -> None:
 
 
 def _make_sections(owner: Any, label: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
-    """Return the functions in C that open the block of `one_step_at_a_time`, and that close it."""
+    """Return (functions in C that begin a block of `one_step_at_a_time`, functions that end it)."""
     check_no_step(owner, label, "A step")
     hidden_caches = list(caches)
     # Filled and read in C, so that a signal handler cannot change the cache between the two.

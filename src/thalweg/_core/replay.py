@@ -1,8 +1,8 @@
-"""Replay of a step in one native call that checks guards and writes; common to all front ends.
+"""Replay: a step is repeated in one native call that checks guards and writes.
 
-The first step is planned (`_core/step.py`), the second rebinds its plan, and later ones are
-replayed while all guards of `_engines/cpu/replay_kernel.py` hold. Otherwise the step is planned
-again, which raises any errors.
+The first step is planned (`_core/step.py`), the second rebinds its plan, and later steps are
+replayed while all guards of `_engines/cpu/replay_kernel.py` hold. If a guard fails, the step is
+planned again, which raises any errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from thalweg._engines.cpu.guard_table import GuardedStep as GuardedStep
 from thalweg._engines.cpu.guard_table import GuardTable as GuardTable
 from thalweg._engines.cpu.guard_table import Member as Member
 from thalweg._engines.cpu.guard_table import make_guard_table as make_guard_table
-from thalweg._engines.cpu.launch import is_serial, threads_for
+from thalweg._engines.cpu.launch import LOCKED_ELEMENTS, is_serial, threads_for
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import ReplayArgument, make_program_records, set_row_count
 from thalweg._engines.dense_plan import DensePlan
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
 # The kernels of a step with more elements, in all and per variable, run without Python's lock.
 # Planning a variable holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
-_LARGE = 4 << 20
+_LARGE = LOCKED_ELEMENTS
 _LARGE_PER_VARIABLE = 8 << 10
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -62,13 +62,13 @@ class Launch:
         group: The variables that the kernel updates.
         first: The index in the step of the first variable of the kernel's plan.
         places: For each variable of the step the key of its place.
-        update: Optional, for the kernel of a pass: the launch of the update, whose addresses it
-            reads.
+        update: Optional, for the kernel of a pass: the launch of the update. Both kernels read the
+            same addresses.
 
     Attributes:
         members: Indices in the step of the variables that the kernel updates.
         places: The distinct keys of the places of `members`.
-        measures: The rule's reductions over these variables, and the scalars computed from them.
+        measures: The rule's reductions over these variables, which also compute scalars; or None.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Launch:
                 every run loads from memory.
 
         Returns:
-            The address of the program's record, the block of integers that native code reads.
+            The address of the program's record, the integers that native code reads.
         """
         record, names, first, _ = self.program(index)
         program.place(record, names, first, 1, inputs)
@@ -152,10 +152,10 @@ class Launch:
             self.measures.set_shared(values)
 
     def use_member_rows(self) -> tuple[Int64, Array]:
-        """Give each variable of the kernel a row of scalars of its own, at the first call.
+        """Give each variable of the kernel a separate row of scalars, at the first call.
 
         Before, variables with equal scalars (a place) share a row. The new rows are 0 until
-        `set_scalars` copies the scalars of each variable's place.
+        `set_scalars` fills them.
 
         Returns:
             For each variable the index of its place; and the array (variables, scalars).
@@ -166,6 +166,10 @@ class Launch:
             self._numbers = np.arange(count, dtype=np.int64)
             self._argument.use_rows(self._own_rows, self._numbers)
         return self._row_of, self._own_rows
+
+    def row_target(self) -> tuple[Sequence[str], Array]:
+        """Return the names of the kernel's scalars, and an array with a row for each variable."""
+        return self.names, self.use_member_rows()[1]
 
     def take_programs(self, records: Int64) -> None:
         """Set the records of the programs that compute scalars, one for each place."""
@@ -190,7 +194,7 @@ class Launch:
         return self.kernel.address, self._argument.address, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
-        """Return the locations of a scalar: for the kernel, and for each reduction that reads it.
+        """Return the locations of a scalar: in the kernel, and in each reduction that reads it.
 
         Returns:
             A tuple for each location: (address in the first row, number of rows, stride of rows in
@@ -214,8 +218,7 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: {key of a place: {name: scalar}}; variables of a place have equal scalars. If
-                the kernel has reductions, 0 is written for scalars that follow from reductions.
+            scalars: {key of a place: {name: scalar}}. Scalars that reductions compute are missing.
         """
         offset = 0
         if self.measures is not None:
@@ -241,7 +244,7 @@ def _shared_base(base: Int64, update_base: Int64) -> Int64:
 
 
 class Launches:
-    """Kernels of a replay.
+    """All kernels of a replay.
 
     Args:
         plans: The plan of each rule; together they have the step's variables, in order.
@@ -301,17 +304,9 @@ class Launches:
     def records(self) -> list[tuple[int, int, int, int]]:
         return [launch.record() for launch in self.all]
 
-    def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return the launches of the rules' reductions, and the records that compute scalars.
-
-        Returns:
-            For each reduction (kernel address, argument address, 0, 1), a call on one thread. And
-            an array with a row of integers for each kernel whose scalars follow from reductions:
-            the addresses from which native code computes the scalars.
-        """
-        records = [x.scalars.record for x in self._measures if x.scalars is not None]
-        launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
-        return launches, np.array(records, np.int64)
+    def rule_measures(self) -> list[tuple[int, int, int, int]]:
+        """Return (kernel address, argument address, 0, 1) of each launch of rules' reductions."""
+        return [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
 
     def spreads(self) -> list[list[int]]:
         """Return the records by which the native call sets scalars of reductions and kernels."""
@@ -319,7 +314,7 @@ class Launches:
 
     @property
     def may_have_threads(self) -> bool:
-        """Return True if a kernel is large enough for several threads."""
+        """True if a kernel is large enough for several threads, or if there are reductions."""
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:
@@ -369,9 +364,9 @@ def is_repeatable(
 ) -> bool:
     """Return True if a replay can take the step of a plan; False for None.
 
-    The plan must run generated CPU kernels over dense gradients. Return False if the rule is the
-    user's, or needs sums over all variables. Return False if the step is sharded, has callbacks,
-    checks for finite numbers, or has decisions or scalars on a device.
+    The plan must run generated CPU kernels over dense gradients. The step must be unsharded, with
+    all decisions and scalars on the host, without callbacks and without checks for finite numbers.
+    The rule must be the library's, and must not need sums over all variables.
 
     Args:
         stages: The transforms of gradients; a plan with other transforms gives False.
@@ -402,7 +397,7 @@ def is_repeatable(
 def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
     """Return True if a plan runs generated CPU kernels over dense gradients.
 
-    The transforms of gradients in the kernels must be `stages`.
+    The kernels must have the gradient transforms `stages`.
     """
     return (
         isinstance(step_plan, DensePlan)
@@ -418,9 +413,7 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
     """Return True if a plan has passes that a replay can run natively or between native calls."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
-    if not isinstance(step_plan, StagedStep):
-        return False
-    return step_plan.has_stages_alone() or step_plan.has_native_lines()
+    return isinstance(step_plan, StagedStep) and step_plan.can_replay_passes()
 
 
 def are_small(plans: Sequence[CachedPlan]) -> bool:
@@ -457,6 +450,12 @@ def written_of(cached_plan: CachedPlan) -> list[Tensor]:
     return [*plan_of(cached_plan).written, *_other_slots_of(cached_plan)]
 
 
+def places_of(cached_plan: CachedPlan) -> list[tuple[Tensor, int]]:
+    """Return (tensor, address) of all tensors that the update and the passes access."""
+    plans = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
+    return [place for plan in plans for place in plan.places()]
+
+
 def bounds_of(cached_plan: CachedPlan) -> Int64:
     """Return begin and end of each range of memory that a step writes, as ascending addresses."""
     bounds, slots = plan_of(cached_plan).bounds, _other_slots_of(cached_plan)
@@ -466,8 +465,8 @@ def bounds_of(cached_plan: CachedPlan) -> Int64:
 def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
     """Return slots that a step writes outside of its update kernel.
 
-    These are the slots of shape () of a rule with `per_variable`. They are also slots with a number
-    for each row or column, if the rule's fused stages write such slots.
+    If the rule has `per_variable`, its slots of shape () are included. Slots with a number for each
+    row or column are included if the rule's fused stages write them.
     """
     rule, slots = cached_plan.request.rule, list[Tensor]()
     if rule.per_variable is not None:
@@ -482,7 +481,7 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the plan still fits its slots and these gradients.
+    """Return True if the plan fits its slots and these gradients.
 
     The gradients are bound to the plan for this check, and released afterwards.
 
@@ -506,10 +505,10 @@ def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
 
 
 def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
-    """Guard each tensor by `guards.guard_tensor`; return False at the first that cannot be guarded.
+    """Guard all tensors by `guards.guard_tensor`; return False if a tensor cannot be guarded.
 
-    A tensor can be guarded if it is strided, on the CPU, has memory for its elements, and has at
-    most five dimensions.
+    A guarded tensor must be strided, on the CPU, with at most five dimensions, and with memory for
+    its elements. After a failure, later tensors are not guarded.
     """
     return all(
         tensor.device.type == "cpu"

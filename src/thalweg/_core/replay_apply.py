@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.execution_context import executing_eagerly
-from thalweg._core.commit import add_taken
+from thalweg._core.commit import add_taken, say_refused
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan, PlanCache
 from thalweg._core.replay import ERRORS, is_traced, replay_kernel
@@ -64,7 +64,7 @@ class ReplayedApply(ABC):
         """Take the step if all guards hold; return True if it was taken.
 
         If a guard fails, no tensor is changed. If an exception is raised before the step was taken,
-        the replay removes itself from `cache`.
+        `cache.replay` is set to None.
 
         Args:
             arguments: The arguments of the step, passed to `_take` of the front end.
@@ -78,6 +78,7 @@ class ReplayedApply(ABC):
             else:
                 # The scalars may be in part those of another step.
                 cache.replay = None
+                say_refused(error)
             raise
 
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
@@ -105,10 +106,10 @@ class ReplayedApply(ABC):
         """Yield the scalars of coming steps that can be computed ahead, after `first` steps."""
 
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
-        """Take a step with scalars computed ahead; return 0, FAILED, or a failed guard's constant.
+        """Take a step with scalars from a table; return 0, FAILED, or a failed guard's constant.
 
-        If no scalars are left for this step, they are computed first, for this step and further
-        ones: 1 step the first time, then 2, 4, ... steps while all of them are taken.
+        If the table has no scalars for this step, `_compute_coming` computes scalars of this step
+        and of several later steps.
         """
         # Between steps, other code evicts the formula from the processor's caches, so computing the
         # scalars of many steps takes little longer than those of one.
@@ -129,9 +130,9 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`.
-        Otherwise compute one step. Return False if no scalars were stored: a formula failed, native
-        code cannot compute them, or a signal handler took a step meanwhile.
+        The number of steps doubles up to `MOST_COMING` while all computed steps are taken; if not,
+        it is 1. Return False if no scalars were stored. Reasons are an error in a formula, a
+        computation that native code lacks, or a step of a signal handler.
 
         Args:
             count_before: The number of steps that this replay has taken.
@@ -169,9 +170,9 @@ class ReplayedApply(ABC):
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
         """Set `cache.replay` to None, so that the next step is planned.
 
-        Do nothing if the step failed only because torch traces operations (`TRACING`). If the dict
-        of the optimizer's attributes has changed (`OTHER_DICT`), but their values are the old ones,
-        also set `cache.has_constant_attributes` to False.
+        Do nothing if the step failed only because torch traces operations (`TRACING`). If the
+        optimizer has a new attribute dict (`OTHER_DICT`) with equal values, set
+        `cache.has_constant_attributes` to False, too.
 
         Args:
             mismatch: The constant of `replay_kernel` for the guard that failed.
@@ -189,6 +190,6 @@ class ReplayedApply(ABC):
 
 
 def has_own_methods(optimizer: object) -> bool:
-    """Return True if the instance has an attribute with the name of a method of its class."""
+    """Return True if an attribute of the instance replaces a method of its class."""
     optimizer_class = type(optimizer)
     return any(callable(getattr(optimizer_class, name, None)) for name in vars(optimizer))

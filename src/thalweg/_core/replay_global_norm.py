@@ -56,8 +56,8 @@ class ReplayedGlobalNorm:
 
         Args:
             transforms: The transforms of gradients.
-            plain_range: The range in which the plain formula has neither overflow nor denormals.
-                The native call does not take a step outside of this range.
+            plain_range: The range in which the formula has neither overflow nor denormals. Outside
+                of this range, the native call does not take the step.
         """
         words, numbers = self._words, self._numbers
         words[replay_global_norm.IS_FLOAT32] = plain_range.dtype is np.float32

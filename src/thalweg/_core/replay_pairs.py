@@ -25,6 +25,7 @@ from thalweg._core.replay import (
     bounds_of,
     hold_tensors,
     make_guard_table,
+    places_of,
     plan_of,
     replay_kernel,
     stands,
@@ -126,13 +127,13 @@ class ReplayedPairs:
             cached_plan: A step for which `is_repeatable` is true.
             pairs: A list of tuples (gradient, variable), in the order of the plan.
             counters: The step's counters, tensors of shape (), which each replay advances.
-            numbers: The counters, then further tensors of one number each. A replay fails unless
-                each has the value that `expect` or a replayed step has set.
-            attributes: Pairs (dict, key). A replay fails if the dict changes. A change of the value
-                at the key is allowed; with None as key, no change is allowed.
+            numbers: The counters, then further tensors of one number each. They are guarded: a
+                replay needs the values set by `expect` or by the last replayed step.
+            attributes: Pairs (dict, key). The dict is guarded: it must not change, except for the
+                value at the key. With None as key, no change is allowed.
             read: {hyperparameter: tensor from which `take_coming` reads it; see `can_read`}.
-            carried_scalars: Names of scalars that each step reads from and stores in the last
-                counters.
+            carried_scalars: Names of scalars that each step reads from the last counters and stores
+                there.
         """
         guards = make_guard_table()
         if (
@@ -167,8 +168,8 @@ class ReplayedPairs:
     ) -> bool:
         """Guard all tensors and attributes of the step, and describe the step to native code.
 
-        Return False if a tensor or the attributes of a variable cannot be guarded; the replay must
-        then not be used.
+        Return False if a tensor or the attributes of a variable cannot be guarded, or if a tensor
+        has been given other memory since the plan.
 
         Raises:
             LayoutError: A counter is in read-only memory.
@@ -200,11 +201,11 @@ class ReplayedPairs:
                 measures,
                 clipping,
                 self._launches.programs,
-                *self._launches.rule_measures(),
+                self._launches.rule_measures(),
             )
         )
         self._drop_dicts(attributes)
-        return True
+        return guards.has_recorded(places_of(self.planned))
 
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
         """Drop references to dicts with a key that may change.
@@ -218,7 +219,7 @@ class ReplayedPairs:
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
         """Set the values that guarded numbers must have for a replay of the next step.
 
-        A replayed step sets the expected values of the counters.
+        Counters need no further call: a replayed step sets their expected values.
 
         Args:
             first: The index in `numbers` of the first value.
@@ -239,15 +240,15 @@ class ReplayedPairs:
                 scalars.change(values, name)
 
     def set_coming(self, first: int, steps: Sequence[ComingStep]) -> bool:
-        """Replace the table of scalars that `take_coming` reads, with a row for each coming step.
+        """Replace the table of scalars that `take_coming` reads. Each coming step has a row.
 
         Args:
             first: The number of steps taken before the first row is used.
             steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            True if the table has rows now. False if `steps` is empty. Also False, with an unchanged
-            table, if the scalars of one of the kernels cannot be computed by a program.
+            True if the table has rows now. If no program can compute the scalars of a kernel, the
+            result is False, and the table is unchanged.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -268,7 +269,8 @@ class ReplayedPairs:
     def _connect_columns(self) -> None:
         """Make steps write the scalars of `carried_scalars` to the last counters.
 
-        Do nothing if this was done before, or if a scalar has no program that computes it yet.
+        Only the first call does this. Do nothing as long as a scalar has no program that computes
+        it.
         """
         if self._has_columns:
             return
@@ -293,7 +295,7 @@ class ReplayedPairs:
         return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
-        """Allocate the table of coming steps; native code will read the tensors of `self.read`."""
+        """Allocate the table of coming steps, and register the tensors of `self.read`."""
         scalars = [
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
@@ -312,9 +314,9 @@ class ReplayedPairs:
         """Take the next step with scalars from the table of `set_coming`, if all guards hold.
 
         Returns:
-            0 if the step was taken. Otherwise nothing was written. The result is then
-            `replay_kernel.NOT_TABLED` without a row for the step, the constant of the first guard
-            that failed, or FAILED.
+            0 if the step was taken. All other results mean that nothing was written:
+                `replay_kernel.NOT_TABLED` if the table has no row for the step, the constant of the
+                first guard that failed, or FAILED.
 
         Raises:
             One of `ERRORS`: A scalar of the gradients is out of range.
@@ -351,7 +353,7 @@ class ReplayedPairs:
     ) -> int:
         """Take the step if all guards hold.
 
-        The caller must keep alive the dicts that `of` received in `attributes` with a key.
+        The caller must keep alive the dicts of `attributes` that were passed to `of` with a key.
 
         Args:
             pairs: Pairs (gradient, variable).
@@ -400,11 +402,11 @@ class ReplayedPairs:
     ) -> int:
         """Take a step whose scalars depend on norms of gradients; return the result of `take`.
 
-        If a norm or scalar is beyond what native code computes exactly, Python computes the scalars
-        from the norms, once, and the native call is repeated.
+        If native code cannot compute a norm or scalar exactly, Python computes the scalars, and the
+        native call is repeated once.
 
         Args:
-            gradients: Computes the norms, and scalars from them.
+            gradients: Computes the norms, and scalars from the norms.
             pairs, count, transforms, step: As in `take`.
             flags: `replay_kernel.TABLED` to read the rule's scalars from the table, or 0.
             values_of: As in `take`; None if the rule's scalars come from the table.
@@ -442,7 +444,7 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def can_read(value: object) -> bool:
-    """Return True if the native call can read a hyperparameter from `value` by its address.
+    """Return True if native code can read a hyperparameter at the address of `value`.
 
     `value` must be a Tensor, Parameter or variable, on the CPU, of shape (), float32 or float64,
     with memory, and without a lazy negation.

@@ -1,4 +1,4 @@
-"""Passes and matrix stages of a rule in a replayed step, between native calls.
+"""Computations of a rule before its update, in a replayed step: passes and matrix stages.
 
 A pass is a kernel that computes values of each element before the update. A matrix stage is a
 function of matrices, such as an orthogonalization.
@@ -40,12 +40,11 @@ class StageScalars(PlaceScalars):
         self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return records by which the native call computes the scalars of stages.
+        """Return copies of `members`, by which native code computes the scalars of stages.
 
         Args:
             members: For each variable of the rule the `Member` of its update: addresses of its step
-                count and scalars. The results differ in the address of the program, and in the
-                location of the scalars, which is in this object.
+                count and scalars. In the copies, the scalars are in this object.
         """
         return [
             member._replace(
@@ -99,7 +98,7 @@ class ReplayedPasses:
     def run(
         self, guards: GuardTable, step_count: int, flags: int, pairs: list[Any] | None = None
     ) -> tuple[int, list[Call]]:
-        """Check the guards, and compute what the update needs; write neither variables nor slots.
+        """Check the guards, and run the passes and stages. Variables and slots are not written.
 
         Args:
             guards: The guard table of the step, which is checked before each pass.
@@ -110,7 +109,7 @@ class ReplayedPasses:
 
         Returns:
             0 and a list of C functions to call once after the update, which write new values of
-            slots; or the constant of the guard that failed, and [].
+            slots. If a guard failed, its constant and [].
         """
 
         def run_pass(index: int) -> int:

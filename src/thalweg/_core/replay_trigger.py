@@ -1,18 +1,19 @@
-"""Preparation of replays after steps that were rebound."""
+"""Preparation of replays, which repeat steps in one native call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from thalweg._core.commit import TAKEN, add_taken, say_refused
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._core.commit import TAKEN, add_note, add_taken, say_refused
 from thalweg._core.plan_cache import PlanCache
 
 ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Placeholder in `PlanCache.replay`: at the next step, it builds a replay and runs it.
+    """Placeholder in `PlanCache.replay`, which builds a replay at the next step and runs it.
 
     Args:
         make: `make(optimizer, cache, step arguments)` returns a replay or None.
@@ -37,8 +38,8 @@ class ReplayTrigger:
     def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:
         """Build the replay, store it in `cache`, and take the step with it.
 
-        Return True if the step was taken. Set `cache.replay` to None if no replay is possible.
-        Set `self.read` to the `read` of the new replay, or to None.
+        Return True if the step was taken. If no replay is possible, set `cache.replay` to None and
+        return False. `self.read` is set to the `read` of the new replay, or to None.
 
         Args:
             cache: The plans of the optimizer; its `replay` is replaced.
@@ -54,15 +55,30 @@ class ReplayTrigger:
         return is_taken
 
 
-def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
-    """Add a note to an error: the step was taken before the error, or nothing has changed.
+def progress_of(cache: PlanCache) -> tuple[int, Sequence[str]]:
+    """Return (steps taken by the present replay, notes of the last planned step)."""
+    return count_replayed(cache), cache.begun
+
+
+def say_what_became(
+    error: BaseException, cache: PlanCache, progress: tuple[int, Sequence[str]]
+) -> None:
+    """Add a note to an error of an eager step: it was taken or skipped, or nothing has changed.
+
+    The caller has held the optimizer's lock since it called `progress_of`: without the lock, steps
+    of other threads would count, too.
 
     Args:
         error: The exception; changed.
-        cache: The cache whose replay may have taken the step.
-        count_before: The result of `count_replayed` before the step.
+        cache: The cache whose plan or replay may have taken the step.
+        progress: The result of `progress_of` before the step.
     """
-    if count_replayed(cache) > count_before:
+    if not executing_eagerly():
+        return
+    count, begun = progress_of(cache)
+    if begun and begun is not progress[1]:
+        add_note(error, begun)
+    elif count > progress[0]:
         add_taken(error)
     else:
         say_refused(error)
@@ -85,7 +101,7 @@ def note_repeated(cache: PlanCache, make: ReplayFactory) -> None:
 class ReplayResult(list[Any]):
     """Result of a step: an empty list until the step is taken, then a note and True.
 
-    A replayed step counts as taken as soon as the replay has counted it, even if interrupted later.
+    A replayed step counts as taken as soon as the replay has counted it, even if it is interrupted.
     """
 
     _cache: PlanCache | None = None

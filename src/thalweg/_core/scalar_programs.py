@@ -45,7 +45,7 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
 
 
 class RuleScalars:
-    """Scalars of a rule for variables with equal scalars, recomputed at each replayed step.
+    """Scalars of a rule for a set of variables, recomputed at each replayed step.
 
     The program is traced at first use. It reads its inputs from registers: the step count, and each
     hyperparameter.
@@ -83,8 +83,8 @@ class RuleScalars:
         """Return {name: scalar} of a step; None if the native call computes the scalars.
 
         Args:
-            values: Hyperparameters as scalars of the compute dtype, by name. Call `change` after a
-                change of this dict.
+            values: {name: hyperparameter}, scalars of the compute dtype. After a change of this
+                dict, call `change`.
             step: The number of the step, from 1. None returns `values` unchanged, and drops the
                 program.
         """
@@ -103,8 +103,8 @@ class RuleScalars:
     def change(self, values: Mapping[str, Any], name: str) -> None:
         """Copy the new number of one hyperparameter to the program's register.
 
-        If the number has not the launch's compute dtype, the next `made` reads all hyperparameters
-        and computes the scalars in Python.
+        If the number has another dtype than the compute dtype, the next `made` computes the scalars
+        in Python.
 
         Args:
             values: The dict of the last `made`, with the new number. Another dict has no effect.
@@ -118,8 +118,8 @@ class RuleScalars:
     def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
         """Return the step number and the hyperparameters as bytes of the program's registers.
 
-        Return None if there is no program, if a value has another dtype, or if the names differ
-        from the program's. The registers are not set; the next `made` sets all of them.
+        The registers are not changed. Return None if there is no program, if a value has another
+        dtype, or if the names differ from the names of the program.
         """
         dtype = self._launch.dtype
         if self._may_have_program:
@@ -151,7 +151,7 @@ class RuleScalars:
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         """Copy all hyperparameters to the program's registers; the first call traces the program.
 
-        If a value is not of `dtype`, or the names have changed, drop the program for good.
+        If a value is not of `dtype`, or the names have changed, drop the program permanently.
         """
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:

@@ -104,8 +104,8 @@ class _Tape:
         """Append an operation on up to three operands; return the symbol of its result.
 
         The result of a comparison is a bool. The result of arithmetic is float64 if an operand is a
-        float64 symbol, and float32 if all symbols among the operands are float32. If all operands
-        are constants, it has the compute dtype.
+        float64 symbol. Without float64 symbols, the result is float32 if an operand is a float32
+        symbol. If all operands are constants, the result has the compute dtype.
 
         Raises:
             TypeError: Native code cannot compute the operation on these operands.
@@ -141,8 +141,8 @@ class _Tape:
         A run with another truth value fails: the guard divides by 0.
 
         Raises:
-            TypeError: The tape has no samples. Or it is recording the first alternative of
-                `trace_choice`, whose result a run may discard.
+            TypeError: The tape has no samples. Or it is recording `value` of `trace_choice`, whose
+                result may be discarded.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -174,7 +174,7 @@ class _Tape:
         Args:
             operation: A constant of `scalar_program`.
             operands: The indices of up to three registers.
-            dtype: numpy.float32 rounds the result; another dtype does not.
+            dtype: numpy.float32 to round the result to float32; other dtypes do not round.
             output_dtype: The dtype of the symbol.
         """
         output = self._append(0.0)
@@ -203,7 +203,7 @@ class Symbol(NDArrayOperatorsMixin):
         self.sample: Any = dtype(0 if value is None else getattr(value, "sample", value))
 
     def narrow(self, value: Any) -> Any:
-        """Return `value` as a symbol of this symbol's dtype: rounded, widened, or itself.
+        """Return `value` converted to this symbol's dtype, as a symbol.
 
         Raises:
             TypeError: `value` is a constant, or only one of the two symbols is a condition.
@@ -219,7 +219,7 @@ class Symbol(NDArrayOperatorsMixin):
     def __mod__(self, divisor: int) -> Any:
         """Return this symbol, and record a guard that its number is in [0, divisor).
 
-        A run with a number outside this range fails.
+        A run with a number outside of this range fails.
 
         Raises:
             TypeError: The sample is outside this range.
@@ -232,9 +232,9 @@ class Symbol(NDArrayOperatorsMixin):
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
         """Return the symbol of "value() if self else alternative".
 
-        Each run computes both alternatives and selects one. If native code cannot compute
-        `value()`, tracing chooses the alternative by the sample of this condition, and a run with
-        the opposite condition fails.
+        Each run computes both alternatives and selects one of them. If native code cannot compute
+        `value()`, the sample of this condition selects the alternative, and a run with the opposite
+        condition fails.
 
         Args:
             value: Called without arguments; returns a symbol or number.

@@ -18,7 +18,7 @@ from thalweg.formula import Rule
 
 
 class Sharing(Protocol):
-    """Interface of a step's sharding, as one process sees it."""
+    """Interface by which a process takes part in a step over sharded variables."""
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """Return the parts of gradients and variables in this process's memory, for validation."""

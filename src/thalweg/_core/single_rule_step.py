@@ -1,4 +1,4 @@
-"""A step of one rule outside of an optimizer, with scalars and slots passed by the caller."""
+"""A step of a rule without an optimizer; the caller passes scalars and slots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg.variable import titles_of
 
 
 class OneRule(StepAdapter):
-    """Adapter of a step of one rule, with scalars and slots passed by the caller.
+    """Adapter of a step of one rule; the caller passes scalars and slots.
 
     Args:
         scalars: Hyperparameters by name.

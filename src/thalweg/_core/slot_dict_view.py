@@ -1,4 +1,4 @@
-"""Slots as dicts, which TensorFlow's optimizers have as their attribute `_slots`."""
+"""Slots as dicts, as in the attribute `_slots` of TensorFlow's optimizers."""
 
 from __future__ import annotations
 

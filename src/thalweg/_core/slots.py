@@ -1,4 +1,4 @@
-"""Slots: the tensors an optimizer keeps beside each variable, found by variable and name."""
+"""Slots: the tensors that an optimizer keeps for each variable, such as moments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
 class SlotShards(Protocol):
-    """Shards of variables for which this process keeps slots; other processes keep the rest.
+    """Division of variables into shards; this process keeps the slots of its shards.
 
     Attributes:
         checkpoint: The last file to which all slots were saved, or from which they were restored;
@@ -87,8 +87,7 @@ class SlotStore:
         """Return {`id` of a variable: {slot name: slot}}.
 
         The first call after a `deepcopy` also stores the copied slots. A slot is stored under the
-        copy of its variable. If the `deepcopy` did not include the variable, it is stored under the
-        variable itself.
+        copy of its variable, or under the variable itself if the variable was not copied.
         """
         # Only now is `memo` complete: `deepcopy` may reach the variables after this store.
         if self._pending_copies is not None:
@@ -153,7 +152,7 @@ class SlotStore:
     def forget(self, var: object, name: str) -> None:
         """Remove the slot `name` of a variable, if it exists.
 
-        The variable is removed with its last slot.
+        A variable without slots is removed, too.
         """
         key = id(handle_of(var))
         slots = self._settled().get(key, {})
@@ -174,7 +173,8 @@ class SlotStore:
     ) -> list[Variable]:
         """Create a slot for each variable, store the slots, and return them in order.
 
-        A slot has the shape, dtype, device and strides of its variable, or of the variable's shard.
+        A slot has the shape, dtype, device and strides of its variable. If slots are sharded, it
+        has the shape of the variable's shard.
 
         Args:
             variables: Distinct variables without this slot.
@@ -211,7 +211,9 @@ class SlotStore:
     def _make_shaped(
         self, variables: Sequence[Tensor], rule_slot: Slot, labels: Sequence[str]
     ) -> list[Variable]:
-        """Create and store a slot of the rule's shape for each variable; return the slots in order.
+        """Create and store slots whose shape the rule defines; return them in order.
+
+        `labels` are the full names of the slots, as `Variable.name`.
 
         Raises:
             InvalidArgumentError: A variable belongs to a graph, and has no shape yet.
@@ -236,8 +238,8 @@ class SlotStore:
     def whole(self, var: Tensor, name: str) -> Tensor:
         """Return the full value of the slot `name` of a variable.
 
-        A sharded slot is gathered to a new tensor: every process with a shard must make this call.
-        An unsharded slot is returned itself.
+        An unsharded slot is returned itself. A sharded slot is gathered to a new tensor; all
+        processes with a shard must make this call.
 
         Raises:
             KeyError: The variable has no slot of this name.
@@ -334,10 +336,10 @@ def _is_here(slot: object) -> bool:
 
 
 def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
-    """Return the dtype of a variable's slot.
+    """Return the dtype of a variable's slot: the dtype of `rule_slot`, else of the variable.
 
-    It is the dtype of `rule_slot`, or else of the variable. A slot of shape () without a dtype is
-    float64 for float64 and complex128 variables, else float32.
+    A slot of shape () without a dtype is float64 for float64 and complex128 variables, and float32
+    for other variables.
     """
     if rule_slot is not None and rule_slot.dtype is not None:
         is_float64 = rule_slot.dtype == torch.float64

@@ -26,7 +26,7 @@ is_sparse: Any = Tensor.is_sparse.__get__  # pyright: ignore
 def all_summed(
     pairs: list[tuple[Any, Tensor]], get_labels: Callable[[Sequence[Tensor]], list[str]]
 ) -> list[tuple[Any, Tensor]]:
-    """Return the pairs with each sparse gradient replaced by one with unique rows; see `summed`.
+    """Return the pairs, with repeated rows of sparse gradients summed; see `summed`.
 
     Args:
         pairs: (gradient, tensor to update). The list itself is returned if no gradient is sparse.
@@ -54,7 +54,7 @@ def rows_of(grad: Tensor, label: str) -> IndexedSlices:
 
 
 def check_inside(tensor: Tensor, description: str) -> None:
-    """Raise an error if an index of a sparse tensor is outside of its shape; torch does not check.
+    """Raise an error if a sparse tensor has an index outside of its shape.
 
     Args:
         description: The beginning of the message, such as "The gradient of 'w'".
@@ -77,21 +77,21 @@ def check_inside(tensor: Tensor, description: str) -> None:
 def is_misplaced(tensor: Tensor) -> bool:
     """Return True if torch would add a sparse tensor to a view at wrong elements.
 
-    Torch applies the view's storage offset twice if the tensor has no dense dimensions, and is
-    coalesced or has at most one entry.
+    Torch has this error for tensors without dense dimensions that are coalesced or have at most one
+    entry.
     """
     return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 
 def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
-    """Return a sparse gradient with unique ascending rows, whose repeated rows are summed.
+    """Return a sparse gradient with unique ascending rows. Repeated rows are summed.
 
     Rows are added in their order, 16-bit rows in float32. `grad` itself is returned if its rows are
     unique and ascending, if a row is out of range, or if no rule supports `grad`.
 
     Args:
-        dtype: The dtype of the variable. For float32, sums of 16-bit rows stay float32; otherwise
-            each sum is rounded once.
+        dtype: The dtype of the variable. With float32, sums of 16-bit rows stay float32. With other
+            dtypes, sums are rounded to the dtype of the rows.
         label: The variable's name, for the message.
 
     Raises:

@@ -27,7 +27,7 @@ Shared = Mapping[Dtype, Mapping[str, Any]]
 
 
 class StepAdapter:
-    """A front end's part of one step: names, state, scalars and user callbacks, no arithmetic.
+    """Interface by which a step reads names, state, scalars and callbacks of a front end.
 
     `run_step` calls the methods; subclasses override them.
 
@@ -77,7 +77,7 @@ class StepAdapter:
         raise NotImplementedError
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
-        """Return the pairs as tensors and `IndexedSlices`, without those that have no gradient."""
+        """Return the pairs as tensors and `IndexedSlices`; leave out pairs without a gradient."""
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
@@ -107,9 +107,9 @@ class StepAdapter:
         raise NotImplementedError
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return the optimizer-wide slots of each variable that has them, in the order of the rule.
+        """Return each variable's slots that are equal for all variables, in the order of the rule.
 
-        Those of variables that have taken a step come first, whether this step has them or not.
+        Variables that have taken a step come first.
         """
         raise NotImplementedError
 

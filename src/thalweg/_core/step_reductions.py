@@ -56,7 +56,7 @@ def reduce_gradients(
 
     Returns:
         The scalars of the rule and of the transforms; the decision; and the statistics of the
-        gradients, or None if neither transforms nor the rule need any.
+        gradients, or None if statistics are not needed.
 
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
@@ -99,16 +99,16 @@ def run_passes(
 ) -> tuple[Columns, list[Call]]:
     """Run a rule's passes, `per_optimizer` and `per_variable`; write no variables or slots.
 
-    Passes compute values before the update, such as sums over rows. The functions `per_optimizer`
-    and `per_variable` compute scalars from sums over all variables, or over each variable.
+    Passes compute values before the update, such as sums over rows. `per_optimizer` computes
+    scalars from sums over all variables, `per_variable` from sums over each variable.
 
     Args:
         cached_plan: The plan, bound to gradients.
         columns, stats: The first and the last result of `reduce_gradients`.
 
     Returns:
-        The scalars of the step, with those that the two functions return; and C functions that
-        write the rule's state.
+        The scalars of the step, including the results of both functions; and C functions that write
+        the rule's state.
 
     Raises:
         FailedPreconditionError: The rule sums over all variables, but this step lacks some.

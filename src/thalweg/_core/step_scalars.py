@@ -1,4 +1,4 @@
-"""The scalars of a step: of the rule by group of hyperparameters, and of gradient transforms."""
+"""Scalars of a step: scalars of the rule for each parameter group, and of gradient transforms."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
     """Return the scalars for a rule's formulas: hyperparameters, powers, "t", results of `prepare`.
 
     Args:
-        values: {name: scalar of `dtype`} of the hyperparameters. Powers and "t" are added in place,
-            unless present.
+        values: {name: scalar of `dtype`} of the hyperparameters. Missing powers and "t" are added
+            in place.
         dtype: The compute dtype.
         step: The number of this step, from 1.
 
     Raises:
-        RuleError: The rule's `prepare` has an unknown argument, or returns a name or a value that
-            is not allowed.
+        RuleError: The rule's `prepare` has an unknown argument, or returns an invalid name or
+            value.
     """
     t = dtype(step)
     for power, hyper in rule.powers.items():
@@ -139,11 +139,11 @@ def columns_of(
 
 
 def processed(columns: Columns, stats: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
-    """Return `columns` with the scalars of the gradient transforms, which `stats` computes.
+    """Return a copy of `columns` with the scalars of the gradient transforms.
 
     Args:
         columns: The scalars of the rule; not changed.
-        stats: The statistics of the gradients.
+        stats: The statistics of the gradients, which compute the scalars.
         dtypes: The compute dtypes of the step.
     """
     shared = {dtype: {**columns.shared[dtype], **stats.shared(dtype)} for dtype in dtypes}

@@ -37,8 +37,8 @@ def commit_single_round(
 ) -> list[BaseException]:
     """Write a step in one commit, then run constraints and callbacks.
 
-    No variable may occur twice. If `adapter.gathered` is a `WriteBatch`, write nothing: add all
-    calls to this batch, and return [].
+    No variable may occur twice. If `adapter.gathered` is a `WriteBatch`, only add all calls to this
+    batch, and return [].
 
     Args:
         rounds: Iterator with a single `WriteRound`, the functions that write all new values.
@@ -59,13 +59,14 @@ def commit_single_round(
     if gather_call is not None:
         callbacks = [gather_call, *callbacks]
     if adapter.gathered is not None:
-        adapter.gathered.add(write_round.calls, callbacks, counters)
+        adapter.gathered.add(write_round, callbacks, counters)
         return []
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
+    writes = [*write_round.checks, *write_round.calls]
     if adapter.apply_flag is not None:
-        return write_step(write_round.calls, callbacks, counters, adapter.begun, LEFT)
-    return write_step(write_round.calls, callbacks, counters, adapter.begun)
+        return write_step(writes, callbacks, counters, adapter.begun, LEFT)
+    return write_step(writes, callbacks, counters, adapter.begun)
 
 
 def commit_rounds(
@@ -77,9 +78,9 @@ def commit_rounds(
 ) -> list[BaseException]:
     """Write a step with repeated variables: first occurrences, then second occurrences, etc.
 
-    Each round of writes is followed by its variables' constraints, the last round by callbacks and
-    counters. If anything raises before the callbacks, variables, slots and copies are restored.
-    Return the exceptions of constraints and callbacks.
+    Constraints follow each round of writes; callbacks and counters follow the last round. If
+    anything raises before the callbacks, variables, slots and copies are restored. Return the
+    exceptions of constraints and callbacks.
 
     Args:
         adapter, request, callbacks, counters: As for `commit_single_round`.
@@ -99,7 +100,7 @@ def commit_rounds(
         for write_round in rounds:
             if guard is not None:
                 guard.check_in_place()
-            drain(calls(write_round.calls))
+            drain(calls([*write_round.checks, *write_round.calls]))
             for index in write_round.members if adapter.constrains else ():
                 errors += constrained(targets[index], request.titles[index])
         # Constraints have run, which may resize a counter.
@@ -123,7 +124,7 @@ def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
 
 
 def constrained_indices(request: StepRequest) -> list[int]:
-    """Return the indices of variables with a constraint on the variable or its copy; [] if none.
+    """Return the indices of variables with a constraint on the variable or its 16-bit copy.
 
     Raises:
         RuntimeError: A variable with a constraint has a sparse gradient.
@@ -139,7 +140,7 @@ def constrained_indices(request: StepRequest) -> list[int]:
 
 
 def skip_step(calls: Sequence[Call], notes: list[str]) -> list[BaseException]:
-    """Run the calls of a skipped step in one commit, and add to `notes` that the step was skipped.
+    """Commit the calls of a skipped step, and add a sentence to `notes` that it was skipped.
 
     Return the exceptions that were raised after the commit.
     """
@@ -155,9 +156,9 @@ def run_user_updates(
 ) -> StepResult:
     """Run a step in which a user function updates each variable, then apply its constraint.
 
-    All variables, slots and copies are restored if anything raises before the final commit. A step
-    that the transforms decide to skip changes no variable. Return whether the step was taken, and
-    the exceptions of constraints and callbacks.
+    If anything raises before the final commit, all variables, slots and copies are restored. If the
+    transforms skip the step, no variable changes. Return whether the step was taken, and the
+    exceptions of constraints and callbacks.
 
     Args:
         adapter: The step, whose `apply_one` calls the user function.
@@ -200,9 +201,10 @@ def run_user_updates(
 def process_gradients(
     pairs: list[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    """Return (pairs with transformed gradients, the decision whether to take the step).
+    """Return (pairs with transformed gradients, decision whether to take the step).
 
-    Without transforms, return the pairs themselves and a decision to take the step.
+    With `flush`, denormals are treated as 0. Without transforms, return `pairs`, and a decision to
+    take the step.
     """
     if not transforms:
         return pairs, Decision(True, [])

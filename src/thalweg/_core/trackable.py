@@ -29,7 +29,7 @@ from thalweg.variable import to_tensor
 
 
 class Position(Protocol):
-    """Position in a checkpoint that waits for the creation of its object.
+    """Saved value in a checkpoint that waits for the creation of its object.
 
     Attributes:
         restore_uid: The number of the restore; a later restore has a higher number.
@@ -87,7 +87,7 @@ class Trackable:
         return self
 
     def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
-        """Add an object as a child and return it; first restore a value that waits for its name.
+        """Add an object as a child and return it. A value that waits for `name` is restored first.
 
         Args:
             trackable: A variable, module, optimizer, or another object that has children.
@@ -112,7 +112,7 @@ class Trackable:
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """Return {name: child}; in subclasses with children per graph, those of the default graph.
+        """Return {name: child}; children per graph are those of the default graph.
 
         Args:
             save_type: Ignored; accepted for compatibility with TensorFlow.
@@ -140,10 +140,10 @@ class Trackable:
         return max(positions, key=_get_uid).value() if positions else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
-        """Restore a new child from the checkpoint value that waits for its name, if any.
+        """Restore a new child from the latest checkpoint value that waits for its name, if any.
 
-        The value of the latest restore is used. Values of earlier restores are dropped. If children
-        belong to a graph (`PER_GRAPH`), values that were restored in other graphs keep waiting.
+        Values of earlier restores are dropped. If children belong to a graph (`PER_GRAPH`), values
+        that were restored in other graphs keep waiting.
 
         Raises:
             CheckpointMismatchError: The child has another shape or dtype. The value keeps waiting.
@@ -171,7 +171,7 @@ class Trackable:
         return [pos for pos in positions if pos.graph is graph or not self.PER_GRAPH]
 
     def _begun(self, name: str, initial_value: object) -> Any:
-        """Return the restored value that waits for the child `name`; `initial_value` without one.
+        """Return the restored value that waits for the child `name`, else `initial_value`.
 
         The child is a variable that is created in eager mode.
 
@@ -259,9 +259,9 @@ class TrackableSlots(Trackable):
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Position, slot_name: str, variable: Tensor
     ) -> object:
-        """Return the slot; if it is missing, store the position for its creation, and return None.
+        """Return the slot. If it is missing, store the position for its creation, and return None.
 
-        A restore calls this for each slot in the checkpoint.
+        A restore calls this method for each slot in the checkpoint.
 
         Args:
             slot_variable_position: The position in the checkpoint.
@@ -296,7 +296,7 @@ class TrackableSlots(Trackable):
     def _take_slots(
         self, slot_name: str, variables: Sequence[object], slots: Sequence[object]
     ) -> None:
-        """Restore new slots from the checkpoint values that wait; call `_keep_slot(slot)` for each.
+        """Restore new slots from waiting checkpoint values; call `_keep_slot(slot)` for each.
 
         After an error, the slot that caused it and all later slots are removed.
         """
@@ -327,7 +327,7 @@ class TrackableSlots(Trackable):
         """Handle a new slot with its value; a hook for subclasses."""
 
     def _settle(self, var: Any = None, slot_name: str | None = None) -> None:
-        """Create the slots that restored values wait for. In graph mode, do nothing.
+        """Create the slots for which restored values wait. In graph mode, do nothing.
 
         Args:
             var, slot_name: Optional. Do nothing unless a value waits for this slot.

@@ -41,7 +41,7 @@ def check_pairs(
         labels: The variables' names, for messages.
         scatter: True to word errors about indices like TensorFlow's scatter kernels.
         narrow: True to accept 16-bit gradients of float32 variables.
-        devices: The device of each dense gradient; by default the variable's.
+        devices: The expected device of each dense gradient; by default the variable's.
 
     Raises:
         RuntimeError: The gradient of a constrained variable is sparse.

@@ -37,7 +37,7 @@ def per_variable(
     """Call `per_variable` of each level of a rule, and add the results to the scalars.
 
     A level has reductions over each variable, and a function that may use scalars of earlier
-    levels. A variable that is listed twice is reduced once, and its scalar slots are updated twice.
+    levels. A variable that is listed twice is reduced once, but its scalar slots are updated twice.
 
     Args:
         scalar_slots: For each variable its slots of shape (), in the rule's order; not written.
@@ -79,7 +79,7 @@ def _add_level(
     slot_values: dict[int, Any],
     device: Device,
 ) -> Columns:
-    """Call `per_variable` of a level; return `columns` with the results.
+    """Call `per_variable` of a level; return a copy of `columns` with the results.
 
     Args:
         measures: {name: vector over the variables} of the level's reductions.
@@ -120,7 +120,7 @@ def _add_level(
 
 
 def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
-    """Raise LayoutError for the first scalar slot whose storage was cut or is read-only."""
+    """Raise LayoutError for the first slot of shape () that is read-only or has no memory."""
     slots = [slot for var_slots in scalar_slots for slot in var_slots]
     slot_names = [kind.name for kind in request.rule.measured_slots]
 

@@ -47,13 +47,11 @@ def send_to(values: object, device: torch.device) -> Tensor:
 
 
 def place_like(values: object, vector: object) -> Any:
-    """Return `values` as a tensor on the device of `vector`, if `vector` is a tensor.
-
-    If `vector` is an array or None, return `values` as an array.
+    """Return `values` as a tensor on the device of `vector`; if `vector` is an array, as an array.
 
     Args:
         values: An array; or a tensor, which may be moved to the host, but not to another device.
-        vector: A tensor, an array or None.
+        vector: A tensor, an array or None. None counts as an array.
     """
     device = place_of(vector)
     if isinstance(values, Tensor):

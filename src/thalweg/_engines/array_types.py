@@ -15,6 +15,6 @@ Int32 = npt.NDArray[np.int32]
 
 
 def enumerate_runs(counts: Int64) -> tuple[Int64, Int64]:
-    """Return the run of each item, and its index in the run, for runs of `counts` items."""
+    """Return, for consecutive runs of `counts` items, each item's run and index in the run."""
     run = np.repeat(np.arange(len(counts)), counts)
     return run, np.arange(len(run)) - (np.cumsum(counts) - counts)[run]

@@ -46,7 +46,7 @@ def check_numbers(rule: Rule, formula: Any, scalars: Mapping[str, Any]) -> None:
 
 
 def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str, Any]) -> None:
-    """Raise RuleError if a formula takes a scalar by position, or a slot by keyword (after `*`).
+    """Raise RuleError if a formula takes a scalar by position, or takes a slot after the `*`.
 
     Args:
         slots: The names of the values that follow `var` and `grad`.
@@ -71,7 +71,7 @@ def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str
 
 
 def check_order(slots: list[str], formula: Any, has_gradient: bool) -> None:
-    """Raise RuleError if a positional parameter has the name of a value at another position.
+    """Raise RuleError if a formula's positional parameters are in a wrong order.
 
     Args:
         slots: The names of the values that follow `var` and `grad`, in order.

@@ -1,4 +1,4 @@
-"""Validation of a rule's passes, measures and stages; stages run over small matrices."""
+"""Validation of passes (formulas), measures (reductions) and stages (functions of matrices)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from thalweg.formula import Rule, Slot
 
 
 class _Available(NamedTuple):
-    """Values that a stage may take, which depend on its position among the passes of a rule.
+    """Values that a stage may take at its position among the passes of a rule.
 
     Attributes:
         pass_names: Names of values that earlier passes compute.
@@ -81,21 +81,21 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
 def _check_stage(stage: Stage, available: _Available) -> None:
     """Raise RuleError if a stage takes an unknown value or fails over random matrices."""
     rule, pass_names, measure_dims, scalars = available
+    if isinstance(stage, FusedStage):
+        read_stage(rule, stage)
     takes_sizes = rule.is_of_lines and not stage.of_matrices
     allowed = {*scalars, *SIZES} if takes_sizes else scalars
     for name in stage_inputs(stage).required:
         label = f"{type(stage).__name__} {place_of(stage.function)}"
         if name != RANDOM:
             check_stage_input(label, name, [*pass_names, *measure_dims], allowed, rule)
-    if isinstance(stage, FusedStage):
-        read_stage(rule, stage)
     _try_stage(stage, available)
 
 
 def _check_measure(
     rule: Rule, measure: Measure, inputs: list[str], scalars: Mapping[str, Any]
 ) -> None:
-    """Raise RuleError if a measure has several results, unknown inputs, or reads itself."""
+    """Raise RuleError if a measure has several results, reads itself or reads an unknown value."""
     formula_graph = trace_formula(measure.function)
     check_order(inputs, measure.function, True)
     if len(formula_graph.results) != 1 or len(formula_graph.positional) > 2 + len(inputs):
@@ -119,8 +119,8 @@ def _try_stage(stage: Stage, available: _Available) -> None:
 
     Raises:
         RuleError: The stage raises an exception, returns an invalid dict (see
-            `check_stage_outputs`), or writes to an argument. It may write to a measure that it
-            returns.
+            `check_stage_outputs`), or writes to an argument. A measure that the stage returns may
+            be written.
     """
     rule, pass_names, measure_dims, _ = available
     dice = torch.Generator(device="cpu").manual_seed(0)
@@ -154,7 +154,7 @@ def _make_inputs(
 ) -> dict[str, Any]:
     """Return {name: input} of a stage for two variables.
 
-    Values of passes and measures are random. Slots have their initial values.
+    Values of passes and measures are random. Slots have initial values.
 
     Args:
         matrix_shape: Rows and columns of the matrices.

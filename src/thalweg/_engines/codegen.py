@@ -58,10 +58,10 @@ def digest(*parts: str) -> str:
 
 
 def fill(template: str, **fields: Field) -> list[str]:
-    """Return the lines of a template with `{field}`s replaced, as by `str.format`.
+    """Return the lines of a template with fields replaced, as by `str.format`.
 
-    A field whose value is a list must be alone in its line. The field's indentation is added to
-    each line of the list.
+    A field may be a list of lines. Its placeholder must then be alone in a line; the placeholder's
+    indentation is added to all lines of the list.
     """
     blocks = {f"{{{name}}}": value for name, value in fields.items() if isinstance(value, list)}
     lines: list[str] = []
@@ -160,7 +160,7 @@ class FormulaWriter:
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
         """Set `texts[node]` to a node's expression.
 
-        An operation is assigned to `name` with a number; the assignment is appended to `lines`.
+        For an operation, append an assignment to `lines`. The assigned name is `name` and a number.
         """
         if node.op in ("stream", "scalar"):
             texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
@@ -187,7 +187,7 @@ class FormulaWriter:
 
 @dataclass(frozen=True)
 class Update:
-    """Description of the update of one element, on any device: the key of its kernels.
+    """Description of the update of one element; kernels of all devices are cached by it.
 
     Attributes:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
@@ -226,7 +226,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Formulas that a kernel reduces, and the memory that formulas read: the key of the kernel.
+    """Formulas that a kernel reduces, and the memory that formulas read; kernels are cached by it.
 
     Attributes:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the

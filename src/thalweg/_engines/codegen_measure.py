@@ -112,7 +112,7 @@ def share_reductions(
 ) -> list[ReductionType]:
     """Return one reduction for each distinct pair of a formula and a `Measure.reduce`.
 
-    The indices of all measures that use a reduction are stored in its `targets`.
+    `targets` of a reduction receives the indices of all measures that use the reduction.
 
     Args:
         make: `make(index of the formula, "sum" or "largest")` returns a new reduction.

@@ -1,4 +1,4 @@
-"""Plan of a step that is composed of parts (plans for some of the variables of the step)."""
+"""Plan of a step, composed of parts (plans for some of the step's variables)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Part(Protocol):
     def written(self) -> Sequence[Tensor]: ...
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """Bind the part to the gradients of a request for the part's variables.
+        """Bind the part to the gradients of a request for the part's variables; return True.
 
-        Return False if the request differs in anything else, or if a gradient overlaps `bounds`.
+        Return False if anything except gradients differs, or if a gradient overlaps `bounds`.
 
         Args:
             bounds: Begin and end addresses of the memory that the step writes, ascending.
@@ -45,6 +45,10 @@ class Part(Protocol):
     def reduce(self, reduction: Reduction, columns: Columns) -> Results: ...
 
     def make_calls(self, columns: Columns) -> list[Call]: ...
+
+    def memory_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of the part."""
+        ...
 
     def release_gradients(self) -> None: ...
 
@@ -79,8 +83,8 @@ class CompositeStep:
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind all parts to the gradients of a request and return True.
 
-        Return False for a step of several rounds. Release all gradients and return False if a part
-        cannot be bound.
+        Return False for a step of several rounds. If a part cannot be bound, release all gradients
+        and return False.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False
@@ -105,7 +109,8 @@ class CompositeStep:
                 for members, plan in plans
                 for call in plan.make_calls(columns.of_members(members))
             ]
-            yield WriteRound(round_members, calls)
+            checks = [call for _, plan in plans for call in plan.memory_checks()]
+            yield WriteRound(round_members, calls, checks)
 
     def release_gradients(self) -> None:
         for _, plan in self.parts:

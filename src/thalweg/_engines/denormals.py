@@ -24,7 +24,7 @@ def set_denormals(flush: bool) -> ContextSetting:
 
 
 def _switch_flag(flush: bool) -> Sections:
-    """Return calls that set this thread's mode, and calls that restore it; [], [] if unchanged."""
+    """Return calls that set this thread's mode, and calls that restore the mode, or [], []."""
     was_flushing = is_flushing()
     if was_flushing == flush:
         return [], []

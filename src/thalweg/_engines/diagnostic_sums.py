@@ -1,8 +1,8 @@
 """Sums of products per leaf (65,536 elements) for diagnostics, bitwise equal on every engine.
 
 The sums are float64 sums of short float32 sums, cheap enough for the kernel of an update. A leaf is
-cut into blocks of `ROWS` rows of `COLUMNS` elements; the last block is padded with +0. In a block
-each operand is scaled by a power of two that brings its largest magnitude near 1: no square
+cut into blocks of `ROWS` rows of `COLUMNS` elements; the last block is padded with +0. Each block
+of an operand is scaled by a power of two, so that the largest magnitude is near 1: no square
 overflows, and squares that underflow are negligible. The products of a column are rounded to
 float32 and added row by row. The sums of columns, unscaled in float64, are added to one lane per
 column, block by block; finally the upper half of the lanes is added to the lower half.

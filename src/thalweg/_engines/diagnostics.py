@@ -1,8 +1,8 @@
 """Reference of diagnostics: sums, largest magnitudes and counts, in spans (ranges of elements).
 
-Measurements are bitwise reproducible. `MEASURED` lists them for each variable. They use the numbers
-that the update reads and writes, in its compute dtype. The move of an element is its new value
-minus its old value, rounded once. Sums are computed by `diagnostic_sums` per leaf (65,536
+Measurements are bitwise reproducible. `MEASURED` lists the measurements of a variable. They use the
+numbers that the update reads and writes, in the compute dtype. The move of an element is the new
+value minus the old value, rounded once. Sums are computed by `diagnostic_sums` per leaf (65,536
 elements), and leaves are combined by `reduction_order`. Largest magnitudes are NaN if an element is
 NaN. Gradients are counted as stored, before denormals are flushed.
 """
@@ -102,7 +102,7 @@ class VariableDiagnostics:
         """Return the variable's elements as a vector in the compute dtype.
 
         The lower bits of a split weight are included. With `is_pre_write`, the result is a new
-        tensor of the values at which the step begins; see `StepRequest.from_copies`.
+        tensor. It has the values at which the step begins (see `StepRequest.from_copies`).
         """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):
@@ -254,7 +254,7 @@ def _counts_of(raw: Array, tiny: float) -> Measurements:
 def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurements:
     """Return sums of products and the largest magnitude of a gradient in a span.
 
-    With `momentum`, also return the count of elements where both have the same sign.
+    With `momentum`, also return the count of elements where gradient and momentum have equal signs.
     """
     # A product with 1 flushes the denormals that an update would have flushed.
     unit = type_of(grad)(1)

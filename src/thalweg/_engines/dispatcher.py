@@ -48,13 +48,13 @@ def check_gradients(
 
     Args:
         variables, gradients, names: The variables, with a gradient and a name for each.
-        scatter: True to word errors about indices like TensorFlow's scatter kernels, False like its
-            fused sparse kernels.
+        scatter: True for the messages of TensorFlow's scatter kernels about wrong indices. False
+            for the messages of its fused sparse kernels.
         narrow: True to accept 16-bit gradients of float32 variables.
         devices: The device of each dense gradient; by default the variable's.
 
     Raises:
-        InvalidTypeError: A dtype is not supported, or a gradient's differs from its variable's.
+        InvalidTypeError: A dtype is not supported, or a gradient and its variable differ in dtype.
         InvalidArgumentError: A shape or device differs, or an index is out of range.
         LayoutError: A variable cannot be updated in place.
     """
@@ -86,7 +86,7 @@ def engine_of(device: torch.device, name: EngineName) -> EngineKind:
 
 @cache
 def _warn_unfused(device: torch.device) -> None:
-    """Warn once per process that torch functions, not kernels, compute the steps on a device."""
+    """Warn once per process that torch functions compute the steps on a device without kernels."""
     warn(
         f"thalweg has no kernels for {device}, because {why_unfused(device)}. Its steps are"
         " computed by torch functions: the results are those of kernels, but each operation of a"
@@ -177,8 +177,8 @@ class Dispatcher:
     def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
         """Return the engine of each variable.
 
-        If `repeats`, a variable may occur several times. If an occurrence cannot use kernels, no
-        occurrence of that variable uses kernels.
+        With `repeats`, a variable may occur several times. All occurrences get one engine: if one
+        occurrence cannot use kernels, none does.
         """
         engines: list[EngineKind] = [
             self._select_engine(request, index) for index in range(len(request.variables))
@@ -195,8 +195,8 @@ class Dispatcher:
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
         """Return the engine of the variable at `index`.
 
-        Return the selected engine if it can update the variable, else "reference" on the CPU and
-        "torch" on other devices. Only devices without kernels and strides cause a warning.
+        If the selected engine's kernels cannot update the variable, return "reference" on the CPU
+        and "torch" on other devices. Warn about devices without kernels, and about strides.
         """
         device = request.variables[index].device
         engine = engine_of(device, request.selection.name)
@@ -212,10 +212,10 @@ class Dispatcher:
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
         """Return True if kernels can update the variable at `index` by memory addresses.
 
-        The variable must be aligned and dense, and contiguous if slots are encoded or formulas read
-        vectors. Slots and low-precision copy must have the variable's strides. If a condition
-        fails, warn once per variable. For a sparse gradient, return False without a warning if the
-        gradient has too many indices or the variable is not contiguous.
+        The variable must be aligned and dense. It must be contiguous if slots are encoded or
+        formulas read vectors. Slots and copy must have the variable's strides. If a condition
+        fails, warn once per variable. For a sparse gradient, return False without a warning if
+        the gradient has too many indices or the variable is not contiguous.
         """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
@@ -370,7 +370,7 @@ def _copy_overlapping(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """Return the gradients; clone values and indices in memory that the step writes."""
+    """Return the gradients; clone those whose memory the step writes."""
     targets = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     targets += [copy for copy in copies if copy is not None]
     spans = sorted(

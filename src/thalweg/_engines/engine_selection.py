@@ -69,12 +69,12 @@ def engine(
             engine of the variable's device if the engine supports the variable, else "reference" on
             the CPU and "torch" on other devices. None keeps the present engine.
         denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, like TensorFlow; "keep"
-            is IEEE arithmetic, like torch. None keeps the present setting: by default "flush", and
-            "keep" for the optimizers of `thalweg.optim` that have torch's numbers.
+            is IEEE arithmetic, like torch. None keeps the present setting. The default is "flush",
+            but "keep" for optimizers of `thalweg.optim` that reproduce torch's optimizers.
         check_numerics: True to raise InvalidArgumentError, naming the variable, if a gradient has a
             NaN or an infinity. The error is raised before anything changes. The check reads all
-            gradients once more. A loss scaler that decides on the step replaces the check. None
-            keeps the present setting, by default False.
+            gradients once more. It is skipped if a loss scaler checks the gradients. None keeps the
+            present setting, by default False.
         math: "exact", the default, rounds each operation once, so that all engines give the same
             bits. "fast" lets kernels for GPUs round a product and a sum together, and divide and
             take roots of float32 approximately, within the bounds of `docs/cuda.md`; the other

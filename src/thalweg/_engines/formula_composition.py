@@ -61,8 +61,8 @@ def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
 def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
     """Return the graph of a `WrappedStepFormula`.
 
-    `outer` replaces the call `moved(base, step)` of `inner`, and reads its arguments. If `inner`
-    has no call, `base` is the variable, and `step` its change.
+    `outer` replaces the call `moved(base, step)` in `inner`, and reads `base` and `step`. Without a
+    call, `base` is the variable, and `step` is the variable's change.
     """
     if outer.positional != _WRAPPER_PARAMETERS or len(outer.outputs) != 1:
         raise RuleError(

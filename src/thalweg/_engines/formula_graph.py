@@ -93,11 +93,11 @@ def in_order(roots: Iterable[Node]) -> list[Node]:
 
 
 def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> list[Node]:
-    """Return new roots with nodes replaced; nodes without replaced arguments are reused.
+    """Return roots of graphs with nodes replaced; unchanged nodes are reused.
 
     Args:
-        replace: `replace(node)` returns a replacement, or None to keep the node. Called for roots
-            and all their inputs; a node's arguments are already replaced.
+        replace: `replace(node)` returns a replacement, or None to keep the node. It is called for
+            all nodes, arguments first. The arguments of `node` are replaced before the call.
     """
     roots, rewritten = list(roots), dict[Node, Node]()
     for node in in_order(roots):
@@ -110,7 +110,7 @@ def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> li
 
 
 def lower_moves(roots: Iterable[Node]) -> list[Node]:
-    """Return roots in which each `moved(base, step)` is a sum; a difference for a negated step."""
+    """Return roots with `base + step` in place of `moved(base, step)`; `base - x` for step `-x`."""
 
     def lower(node: Node) -> Node | None:
         if node.op != "moved":

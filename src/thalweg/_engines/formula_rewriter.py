@@ -231,7 +231,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
-        """Return a call of the function that computes a helper's result with index `result`."""
+        """Return a call of the generated function that computes result `result` of a helper."""
         name = self.helpers.name_helper(helper, result)
         self.check_count(node, helper.__code__.co_argcount)
         kinds = self.helpers.parameters[helper, result]
@@ -279,10 +279,10 @@ class FormulaRewriter(ast.NodeTransformer):
         first: ast.expr,
         move: int | None,
     ) -> None:
-        """Raise RuleError unless `first` is the variable that `body[move]` assigns from `moved`.
+        """Raise RuleError unless `first` is the name that `body[move]` assigns from `moved`.
 
-        `move` is the result of `place_of_move`. Do nothing if it is None, as there is no call, or
-        `len(body)`, as the call itself is the first result.
+        `move` is the result of `place_of_move`. Do nothing for None (there is no call), and for
+        `len(body)` (the call is the first result).
         """
         if move is None or move == len(body):
             return
@@ -343,7 +343,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return kind is is_condition
 
     def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
-        """Rewrite `a, b = helper(...)` as assignments to new names, then to the targets."""
+        """Return assignments for `a, b = helper(...)`: first to new names, then to `a` and `b`."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
         call = assignment.value
         used = [(index, name) for index, name in enumerate(names) if name != "_"]
@@ -465,7 +465,7 @@ class HelperFunctions:
 
         Args:
             helper: A Python function that a formula calls.
-            result: The index in the tuple that the helper returns; 0 if it returns a single number.
+            result: The index in the tuple that the helper returns; 0 for a single number.
 
         Raises:
             RuleError: The helper calls itself, or cannot be rewritten.
@@ -481,7 +481,10 @@ class HelperFunctions:
         return self._names[key]
 
     def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
-        """Return the definition of a helper's result; record which values are conditions."""
+        """Return the definition of a function for result `index` of a helper.
+
+        Set the entries of `conditions` and `parameters` for this result.
+        """
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, result = writer.write_body(node)

@@ -108,7 +108,7 @@ def _check_current(function: types.FunctionType) -> None:
 
 
 def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
-    """Return True if the code `module` contains the code `loaded` of a function."""
+    """Return True if a module's code contains `loaded`, the code of a function."""
     codes = [] if module is None else [module]
     # The list grows by nested functions.
     for code in codes:
@@ -121,10 +121,10 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
 
 
 def _read_cached_code(path: str) -> types.CodeType | None:
-    """Return the cached bytecode of a file; None unless the cache is of the file's present text.
+    """Return the bytecode that an import of a file reads from the cache.
 
-    An import uses this bytecode. Another release of Python with an equal format number may have
-    written it, with other instructions for the text.
+    Return None if the cache is missing or out of date. Another release of Python with an equal
+    format number may have written the bytecode, with other instructions.
     """
     try:
         cached = Path(cache_from_source(path)).read_bytes()

@@ -1,4 +1,4 @@
-"""Formulas of fused stages, over a value per row, per column or per matrix."""
+"""Formulas of fused stages, which compute numbers of rows, columns or whole matrices."""
 
 from __future__ import annotations
 
@@ -55,13 +55,11 @@ class LineFormula(NamedTuple):
 def bind_stage(
     function: Callable[..., Any], kind: torch.dtype, device: torch.device | None
 ) -> Callable[..., tuple[Any, ...]]:
-    """Return the formula of a fused stage as a function over tensors, or over NumPy arrays.
-
-    NumPy takes a fraction of torch's time for vectors on the host.
+    """Return the formula of a fused stage as a function of tensors, or of NumPy arrays.
 
     Args:
-        kind: The dtype of literals, equal to the dtype in kernels.
-        device: The device of tensors; None for arrays.
+        kind: The dtype of literals.
+        device: The device of tensors. None for a function of arrays, which is faster on the host.
     """
     if device is None:
         return bind_formula(
@@ -116,7 +114,7 @@ def _infer_kind(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
         arg_kinds: The kinds of the node's arguments.
 
     Raises:
-        RuleError: The operation is not allowed on the kinds. The caller adds the stage's name.
+        RuleError: The operation is not allowed for these kinds.
     """
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")

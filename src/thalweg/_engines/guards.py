@@ -1,6 +1,6 @@
 """C++ functions of torch that return whether this thread traces or records operations.
 
-The native replay calls them, because the equivalent Python functions take several times as long.
+The native replay calls these functions. The equivalent Python functions take several times as long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Guard(NamedTuple):
 
 @cache
 def find_guards() -> tuple[Guard, ...]:
-    """Return the guards, beginning with the profilers' guard; () if torch lacks a function."""
+    """Return all guards; the first guard is for profilers. Return () if torch lacks a function."""
     libraries, guards = list(_open_libraries()), list[Guard]()
     for name, mask, is_pointer in (_PROFILER_SYMBOL, *_TRACING_SYMBOLS):
         function = next((getattr(x, name) for x in libraries if hasattr(x, name)), None)

@@ -30,8 +30,8 @@ class Streams(NamedTuple):
         compute: The compute dtype.
         gradient: The dtype of the gradients.
         sizes: The number of elements of each variable.
-        base: Addresses, (variables, streams); 0 for gradients. With `positions`, two more columns
-            have the variable's index for random bits, and the position of its first element.
+        base: Addresses, (variables, streams); 0 for gradients. With `positions`, there are two more
+            columns: the variable's index for random bits, and the first element's position.
         draws: True if 16-bit numbers are rounded stochastically.
         positions: True if rounding depends on positions of elements: with `draws`, and for slots in
             blocks of codes.
@@ -56,7 +56,7 @@ class Streams(NamedTuple):
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
 
     def describe_update(self, request: StepRequest) -> Update:
-        """Return the `Update` of the variables in a step: the key of their kernel."""
+        """Return the `Update` of the variables in a step, by which the kernel is cached."""
         rule = request.rule
         return Update(
             rule.update,
@@ -88,12 +88,12 @@ class Streams(NamedTuple):
 def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     """Return the dtypes, sizes and addresses of variables that one kernel updates, as tables.
 
-    A *stream* is a tensor of a variable: the variable itself, its gradient, a slot or its 16-bit
-    copy. All variables must have the dtypes of the first variable. Addresses of gradients are left
-    0. The result does not keep the tensors alive.
+    A *stream* is a tensor of a variable: the variable, the gradient, a slot or the 16-bit copy. All
+    variables must have equal dtypes. Addresses of gradients are 0. The result does not keep the
+    tensors alive.
 
     Args:
-        members: The indices of the variables in the request; the rows of tables are in this order.
+        members: The indices of the variables in the request. Rows of the tables have this order.
     """
     copies = request.copies or [None] * len(request.variables)
     tensors_by_member = [

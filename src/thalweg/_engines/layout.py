@@ -71,9 +71,9 @@ def is_far(tensor: Any, device: torch.device) -> bool:
 
 
 def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
-    """Raise if a storage does not hold the tensor's elements: fake, distributed or freed tensors.
+    """Raise if a tensor has no memory for its elements: fake, distributed and freed tensors.
 
-    Meta tensors are accepted, unless `param` is on another device.
+    A meta tensor is accepted if `param` is None or a meta tensor.
 
     Args:
         subject: The tensor's name as the subject of the message.
@@ -107,9 +107,9 @@ def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> N
 
 
 def all_have_memory(tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors are plain, contiguous, and have memory for their elements.
+    """Return True if all tensors are plain and contiguous, with memory for all elements.
 
-    If the result is False, the caller must call `check_memory` for each tensor.
+    After False, a tensor may still be valid: call `check_memory` for each tensor.
     """
     if not {*map(type, tensors)} <= _PLAIN_CLASSES or not {*map(_LAYOUT, tensors)} <= _STRIDED:
         return False
@@ -202,7 +202,7 @@ def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Se
 
 
 def may_overlap(tensor: Tensor) -> bool:
-    """Return True if two elements have one address, or if the tensor is too large to find out."""
+    """Return True if elements of a tensor overlap, or if the tensor is too large to find out."""
     if is_dense(tensor):
         return False
     extents = zip(tensor.stride(), tensor.shape, strict=True)
@@ -300,7 +300,7 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
     """Return True if two tensors share a byte, or are too large to find out.
 
-    The address ranges of the tensors must overlap; this is not checked.
+    The address ranges of the tensors must overlap. The function does not check that.
     """
     if tensor1.device != tensor2.device:
         return False
@@ -442,11 +442,10 @@ def as_packed(values: Tensor) -> Tensor:
 
 
 def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
-    """Return elements in the shape of a variable, as a view.
+    """Return a view of `flat` in the shape of a variable.
 
     Args:
-        flat: The elements. They are in the order of the variable's memory if the variable is dense
-            (`is_dense`), else in row-major order.
+        flat: The elements, in memory order of a dense variable (`is_dense`), else row-major.
     """
     return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
 

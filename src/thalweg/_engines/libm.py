@@ -1,7 +1,7 @@
 """Addresses of exp, log and pow of the C library, equal for both engines.
 
-NumPy has its own versions of these functions. LLVM rewrites calls that it knows by name: pow(x,
-0.5) into a square root, pow(2, x) into exp2, which differ in the last bit of float64.
+NumPy has versions of these functions with other bits. LLVM rewrites calls that it knows by name:
+pow(x, 0.5) into a square root, pow(2, x) into exp2, which differ in the last bit of float64.
 """
 
 from __future__ import annotations

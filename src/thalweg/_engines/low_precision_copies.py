@@ -15,7 +15,7 @@ HALF_PLACE = 0x8000
 
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return values clamped to the finite range of `dtype` and rounded to it, as a new tensor."""
+    """Return a new tensor: `values` clamped to the finite range of `dtype`, and rounded."""
     largest = torch.finfo(dtype).max
     return values.detach().clamp(-largest, largest).to(dtype)
 
@@ -23,10 +23,9 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
     """Return a new tensor: elements of `copy` that other code has written, elsewhere `var`.
 
-    A step leaves `copy` equal to `var`, rounded to the 16-bit dtype of `copy`. An element of `copy`
-    with different bits was written by other code. -0 differs from 0. If a number is halfway between
-    two bfloat16 numbers, `copy` may have either. A write of equal bits is not detected. The result
-    has the dtype of `var`.
+    A step sets `copy` to `var`, rounded to the 16-bit dtype of `copy`. An element of `copy` with
+    different bits was written by other code. -0 differs from 0. For a number halfway between two
+    bfloat16 numbers, both count as equal. The result has the dtype of `var`.
     """
     original = flushed = var.detach()
     # A product with 1 flushes the denormals that a step would have flushed.
@@ -50,7 +49,7 @@ def is_nearest(values: Tensor, candidates: Tensor) -> Tensor:
     numbers to even, split weights away from zero. The result is False for NaN.
 
     Args:
-        values: The numbers; numbers beyond the largest bfloat16 count as the largest.
+        values: The numbers. A number beyond the largest bfloat16 is replaced by the largest.
         candidates: A bfloat16 for each number.
     """
     largest = torch.finfo(torch.bfloat16).max

@@ -141,7 +141,7 @@ class Batch:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return values that a pass has computed, a tensor (len(rows), *shape), perhaps a view.
+        """Return a pass's values as a tensor (len(rows), *shape), which may be a view.
 
         Args:
             name: The name of the values.
@@ -154,7 +154,7 @@ class Batch:
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Overwrite values that a pass has computed by the output of a stage.
+        """Overwrite the values of a pass with the output of a stage.
 
         Args:
             name: The name of the values.
@@ -184,7 +184,8 @@ class Batch:
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
         """Set `new_slot_values[name]` to `values`, rounded to the dtype of the slots.
 
-        Variables outside `rows` keep the new value of an earlier stage, or else the slot's value.
+        Variables outside `rows` keep the new value of an earlier stage. Without an earlier stage,
+        they keep the slot's value.
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
@@ -194,7 +195,7 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return for each distinct step number the indices in the batch of its variables.
+        """Return a list for each distinct step number: indices of variables in the batch.
 
         Step numbers that are not due (see `is_due`) are left out.
         """
@@ -205,14 +206,14 @@ class Batch:
         return list(rows_by_step.values())
 
     def scalar(self, name: str, columns: Columns, rows: Sequence[int], shape: Sequence[int]) -> Any:
-        """Return a scalar of the step as a float, or as a tensor if it is on a GPU.
+        """Return a scalar of the step: a float, or a tensor if the scalar is on a GPU.
 
         If variables have different values, return a tensor (len(rows), 1, ...).
 
         Args:
             name, columns: The name of the scalar, and all scalars.
             rows: The indices in the batch of the variables that the stage computes.
-            shape: The shape of a variable in the stage; a tensor gets `len(shape)` dimensions of 1.
+            shape: The shape of a variable in the stage. `len(shape)` dimensions of 1 are added.
 
         Raises:
             KeyError: The step has no scalar `name`.
@@ -269,9 +270,9 @@ def is_due(count: float, period: int) -> bool:
 
 
 def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
-    """Group the indices of variables; each group becomes a `Batch`.
+    """Return lists of indices of variables; each list becomes a `Batch`.
 
-    A group has one matrix shape, dtype and device. Its variables are all contiguous or all not.
+    The variables of a list have one matrix shape, dtype and device, and all or none are contiguous.
     """
     groups: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
@@ -340,7 +341,7 @@ def _call_divided(
     """Call a stage once for each matrix shape; return {name: output for whole variables}.
 
     Args:
-        inputs: The inputs of the stage for whole variables, by name.
+        inputs: {name: input of the stage for whole variables}.
         division: The division of each variable into matrices.
     """
     rule, batch, outputs = call.rule, call.batch, dict[str, Tensor]()
@@ -504,18 +505,17 @@ def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
 def run_stage(
     rule: Rule, stage: Stage, batch: Batch, columns: Columns, slot_of: Callable[[int, int], Tensor]
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, in one call if the stage does not depend on the step number.
+    """Run a stage over a batch, in one call if possible; write no slot.
 
     A stage that depends on the step number is called once for each step number that is due. Pass
-    values, measures, and new values of row and column slots are stored in `batch`. No slot is
-    written.
+    values, measures, and new values of row and column slots are stored in `batch`.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.
 
     Returns:
-        {name of an output: [(index of a variable in the step, new value of its shaped slot)]}. The
-        list is empty for outputs stored in `batch`.
+        {name of an output: [(index of a variable in the step, new value of the slot)]}. The list is
+        empty for outputs stored in `batch`.
     """
     call = StageCall(rule, stage, batch, columns, slot_of)
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()

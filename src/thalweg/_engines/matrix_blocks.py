@@ -1,7 +1,7 @@
 """Division of a batch of variables into the matrices (blocks) of a layout, and back.
 
-Matrices are in the order (variable, index in the batch of the layout, block). Matrices of one shape
-are one tensor, so that a stage runs once for each shape.
+Matrices are in the order (variable, index in the batch of the layout, block). All matrices of one
+shape form one tensor. A stage runs once for each shape.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class SlotParts(NamedTuple):
 
 @lru_cache(4096)
 def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
-    """Return the shapes of a slot and of its parts, one for each matrix of the variable's layout.
+    """Return the shape of a slot, and the shape of the slot's part for each matrix of a variable.
 
-    The slot is a concatenation of its parts, which are flattened if trailing dimensions differ.
+    The slot is a concatenation of the parts. Parts with unequal trailing dimensions are flattened.
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]
@@ -75,12 +75,12 @@ class Division:
         return self._sizes[0] * len(group)
 
     def take(self, values: Tensor, group: Sequence[int]) -> Tensor:
-        """Return the matrices of some blocks, (matrices, rows, columns), row-major.
+        """Return the matrices of some blocks as one row-major tensor (matrices, rows, columns).
 
-        The result is new memory, or a view of `values` if each variable is a batch of matrices.
+        The result may be a view of `values`.
 
         Args:
-            values: A number for each element of each variable, (variables, ...).
+            values: (variables, ...) with a number for each element.
             group: The indices of blocks of one shape.
         """
         variables = values.reshape(len(values), *self._sizes)
@@ -105,7 +105,7 @@ class Division:
             target.copy_((block.mT if self._layout.transposed else block).reshape(target.shape))
 
     def take_slot(self, slot: Slot, values: Tensor, group: Sequence[int]) -> Tensor:
-        """Return the parts of a slot for some blocks, (matrices, *part shape), in new memory.
+        """Return the parts of a slot for some blocks as a new tensor (matrices, *part shape).
 
         Args:
             values: The slot of each variable, (variables, *slot shape).
@@ -145,5 +145,5 @@ def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
 
 @lru_cache(4096)
 def division_of(layout: MatrixLayout, shape: Sequence[int]) -> Division | None:
-    """Return the division of variables of a shape, or None if a variable is one whole matrix."""
+    """Return the division of variables of a shape; None for a layout of one whole matrix."""
     return None if layout == ONE_MATRIX else Division(layout, shape)

@@ -50,7 +50,7 @@ _writable_numbers: WeakKeyDictionary[UntypedStorage, set[int]] = WeakKeyDictiona
 
 
 def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
-    """Raise if a tensor that a step writes lies in memory that was mapped for reading only.
+    """Raise if memory of a tensor was mapped read-only.
 
     A writable tensor is not checked again while it keeps its storage and address.
 
@@ -82,8 +82,7 @@ def are_allocated_by_torch(tensors: Iterable[Tensor]) -> bool:
 def check_writable(named_tensors: Iterable[tuple[Tensor, str]]) -> None:
     """Raise if memory of a tensor was mapped read-only, as by `np.memmap` of mode "r".
 
-    A NumPy array that only has the read-only flag is not detected. Its memory is writable, and a
-    tensor over the array has no flag.
+    A NumPy array with a read-only flag, but in writable memory, is not detected.
 
     Args:
         named_tensors: Pairs of a tensor and its name for messages.

@@ -16,9 +16,8 @@ except ImportError:
 class MetadataGuard:
     """Recorded types, dtypes, devices, layouts, shapes and strides of tensors.
 
-    One call into torch compares all of them, as `torch.compile` does, in a fifth of the time of
-    Python's access to each property. If torch lacks the function, `holds` always returns False, so
-    that callers compare in Python.
+    One call into torch, to the function that `torch.compile` uses, compares all properties. If
+    torch lacks the function, `holds` always returns False. Callers then compare in Python.
 
     Args:
         tensors: The tensors; without any, `holds` returns False.

@@ -26,7 +26,7 @@ RUN = 1 << 25  # bytes of the variables of a run
 class Prefetch:
     """Transfer of a gradient to the CPU that starts before the step.
 
-    The gradient keeps the transfer as an attribute. The step uses it if the gradient is unchanged.
+    The gradient keeps the transfer as an attribute. The step ignores a changed gradient's transfer.
 
     Args:
         grad: A dense gradient.
@@ -90,8 +90,8 @@ class OffloadLink:
     def fetch_gradient(self, grad: Any) -> Any:
         """Start the copy of a gradient to the variable's device; return the destination tensor.
 
-        The next call overwrites the tensor. Return a sparse gradient, or a gradient on the
-        variable's device, unchanged. Return `Prefetch.buffer` for a gradient with a `Prefetch`.
+        The next call overwrites the tensor. Sparse gradients, and gradients on the variable's
+        device, are returned unchanged. If a `Prefetch` has started the copy, return its `buffer`.
         """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
@@ -102,7 +102,7 @@ class OffloadLink:
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
     def send_rows(self, rows: Tensor | None) -> list[Call]:
-        """Return functions that copy the variable, or its `staged_copy`, to the copy's device.
+        """Return functions that copy the variable's new values to the copy on another device.
 
         Args:
             rows: The rows that have changed; None for all.
@@ -130,7 +130,9 @@ def empty_transfer_tensor(var: Tensor, template: Tensor) -> Tensor:
 
 
 class OffloadTransfers:
-    """Transfers between devices in a step; the constructor starts the transfers of gradients.
+    """Transfers between devices in a step, for one run (group) of variables after another.
+
+    The constructor starts the transfers of gradients.
 
     Args:
         request: The step. Some copies are on another device. A variable with a copy on another
@@ -168,9 +170,9 @@ class OffloadTransfers:
         self.request = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
-        """Start the transfers of all gradients. Record CUDA events after each run of variables.
+        """Start the transfers of all gradients; record CUDA events after each run of variables.
 
-        In the list, replace a gradient on another device by a tensor on its variable's device.
+        `gradients` is changed: destination tensors replace transferred gradients.
         """
         streams: dict[torch.device, Any] = {}
         arrivals: list[Any] = []
@@ -195,9 +197,9 @@ class OffloadTransfers:
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
-        """Return a part that awaits gradients, runs `plan`, and sends variables to their copies.
+        """Return a part that awaits gradients, runs `plan`, and sends variables to the copies.
 
-        Return `plan` itself if its variables are not offloaded.
+        Return `plan` itself if the variables are not offloaded.
 
         Args:
             members: The indices in the step of the plan's variables, all of one run.
@@ -260,6 +262,9 @@ class OffloadedPart:
             for wait in wait_calls:
                 wait()
         return [*wait_calls, *self._inner.make_calls(columns), *self._sends]
+
+    def memory_checks(self) -> list[Call]:
+        return self._inner.memory_checks()
 
     def release_gradients(self) -> None:
         self._inner.release_gradients()

@@ -1,9 +1,9 @@
 """Random bits, and stochastic rounding to 16 bits with them; equal on every engine.
 
 Philox4x32-10 (Salmon et al. 2011) computes four words of 32 bits from a key and a counter. The key
-is the seed of a training. The counter has the position of an element in the full variable, in
-groups of eight, and the numbers of the step, the variable and the stored stream. Each of the eight
-elements of a call receives 16 bits. Therefore the bits do not depend on threads, ranks or restarts.
+is the seed of a training. The counter has the index of a group of eight elements in the full
+variable, and the indices of step, variable and stored tensor. Each element of a group receives 16
+bits. Therefore the bits do not depend on threads, ranks or restarts.
 """
 
 # torch.from_numpy has no types.
@@ -58,8 +58,8 @@ def draw_bits(
     """Return 16 random bits for each element of some variables, an int32 vector.
 
     Args:
-        variables: For each variable: its index in the optimizer; the positions of its elements in
-            the full variable (an int is the first of adjacent positions); the number of elements.
+        variables: Triples for each variable: index in the optimizer; positions of the elements in
+            the full variable (an int is the first of adjacent positions); number of elements.
         step: The number of the step.
         stream: The index of the stored tensor: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
@@ -86,8 +86,8 @@ def _locate_groups(origin: Positions, count: int, device: torch.device | str) ->
     """Find the groups of eight adjacent positions that contain `count` elements.
 
     Returns:
-        The numbers of the groups, ascending, and a slice or tensor that selects the elements from
-        the flattened groups.
+        The group numbers, ascending, and an index (a slice or tensor) of the elements in the
+        flattened groups.
     """
     if not isinstance(origin, ElementRuns):
         first = origin // GROUP

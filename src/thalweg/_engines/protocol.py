@@ -142,14 +142,17 @@ class WriteRound(NamedTuple):
     Attributes:
         members: The indices of the round's variables in the step.
         calls: Functions without arguments that write the new values.
+        checks: Functions in C to call before all writes of the step; they raise LayoutError if
+            memory that kernels access was freed by `UntypedStorage.resize_`.
     """
 
     members: Sequence[int]
     calls: list[Call]
+    checks: Sequence[Call] = ()
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return lists of indices: first occurrences of all variables, second occurrences, ..."""
+    """Return lists of indices: of first occurrences of variables, of second occurrences, ..."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
@@ -204,8 +207,8 @@ class Reduction:
         """Return the results of all variables on the host, from results of disjoint parts.
 
         Args:
-            count: The number of variables. A variable in no part has sums and peaks of 0, no leaves
-                and no measures.
+            count: The number of variables. For a variable in no part, sums and peaks are 0; leaves
+                and measures are empty.
             member_results: (indices of variables, results of these variables) for each part.
         """
         if self.kind in ("sums", "peaks"):

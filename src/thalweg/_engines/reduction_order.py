@@ -1,15 +1,14 @@
 """Sums over leaves (blocks of 65,536 elements), in an order that gives equal bits on all engines.
 
-A measure is an element formula `(var, grad, *slots) -> number`, evaluated in float64 on the stored
-numbers, and its sum. The elements of a tensor, in row-major order of their indices for any memory
-layout, are divided into leaves of `LEAF` elements. In a leaf, lane j begins at +0 and adds the
-elements j, j + `LANES`, j + 2 * `LANES`, ... one by one; then the upper half of the lanes is added
-to the lower half until one lane is left. Leaves of a tensor are added in adjacent pairs, then the
-sums are added in pairs, and so on; a sum without a partner is unchanged. Products are rounded
-before they are added. The result does not depend on the number of threads, the device or the other
-tensors of a step. A NaN may have any payload.
+A formula `(var, grad, *slots) -> number` is evaluated in float64 for each element, and summed. The
+elements of a tensor, in row-major order of indices, are divided into leaves of `LEAF` elements. In
+a leaf, lane j begins at +0 and adds the elements j, j + `LANES`, j + 2 * `LANES`, ... one by one;
+then the upper half of the lanes is added to the lower half until one lane is left. Leaves of a
+tensor are added in adjacent pairs, then the sums are added in pairs, and so on; a sum without a
+partner is unchanged. Products are rounded before they are added. The result does not depend on the
+number of threads, the device or the other tensors of a step. A NaN may have any payload.
 
-Therefore a tensor that is divided at the end of a leaf has the leaves of its parts.
+If a tensor is divided at the end of a leaf, the parts have the leaves of the tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def leaf_counts(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.
 
 
 def leaves_of(values: Array) -> Array:
-    """Return the sum of each leaf of one tensor, without synchronizing with the device.
+    """Return the sum of each leaf of one tensor, without waiting for the device.
 
     Args:
         values: (n,) float64, in NumPy or in torch on any device.

@@ -46,8 +46,7 @@ def evaluate_on(
 ) -> list[Array]:
     """Return the results of a formula over NumPy copies of tensors.
 
-    Results have the first tensor's shape. A result can be the copy of an input, or a view of the
-    copy.
+    Results have the first tensor's shape. A result may share memory with the copy of an input.
 
     Args:
         scalars: {name: scalar}; scalars that the formula does not take are ignored.
@@ -67,10 +66,10 @@ def _flush_results(
 ) -> list[Array]:
     """Return results as arrays of the variable's shape and dtype.
 
-    If this thread flushes denormals, they become zero, except in results that are unchanged inputs.
+    If this thread flushes denormals, denormal results become zero; inputs returned as results stay.
 
     Args:
-        grad_count: 1 if the second input is a gradient, which has no result; else 0.
+        grad_count: 1 if the second input is a gradient, else 0.
     """
     # A product with 1 flushes results that were selected and not computed.
     unit, formula_graph = var.dtype.type(1), trace_formula(formula)
@@ -86,7 +85,7 @@ def _flush_results(
 def transform(
     stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return a new tensor, the gradient after the formulas `stages`; `grad` itself without stages.
+    """Return the gradient transformed by the formulas `stages`; `grad` itself without stages.
 
     Args:
         stages: The formulas; results of a formula have the compute dtype.
@@ -116,7 +115,7 @@ def evaluate(
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
-    """Return the elements as a vector, in the order of the variable's memory if it is dense."""
+    """Return a vector of the elements, in memory order of a dense variable, else row-major."""
     if not layout.is_dense(var):
         return layout.as_packed(tensor).reshape(-1)
     return layout.with_strides_of(tensor, var).as_strided((var.numel(),), (1,))

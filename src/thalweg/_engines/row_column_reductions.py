@@ -1,4 +1,4 @@
-"""Reductions over rows and columns, in an order of additions that all engines share.
+"""Reductions over rows and columns of matrices, tile by tile, in an order that all engines share.
 
 A variable of shape (..., rows, columns) is a batch of matrices. A matrix is cut into tiles of
 `TILE_ROWS` rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one
@@ -77,7 +77,7 @@ _TILED = {"row": 3, "column": 2, "variable": 1}
 
 
 class TileMeasures:
-    """Partial results of measures per tile, written by kernels, and their reduction.
+    """Memory for the measures of each tile, which kernels write, and the reduction to results.
 
     Attributes:
         targets: int64 addresses (variables, measures) of the memory for partial results.
@@ -188,7 +188,7 @@ def places_for(count: int) -> int:
 
 
 def _fold_places(values: Tensor, reduce: str) -> Tensor:
-    """Reduce the last dimension, a power of two, by adding its upper half to its lower half."""
+    """Reduce the last dimension, a power of two, by joining the upper and lower half repeatedly."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
         values = _join(values[..., :half], values[..., half:], reduce)

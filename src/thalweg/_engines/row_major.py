@@ -42,7 +42,7 @@ class RowMajorGroups:
         """Return groups whose memory holds the present values in row-major order.
 
         Args:
-            groups: Groups of the variables in their own memory.
+            groups: The original groups of variables.
             formulas: The measures; tensors that no measure reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
@@ -83,13 +83,13 @@ class RowMajorGroups:
         )
 
     def _copy_if_read(self, index: int, stream: int, tensor: Tensor) -> Tensor:
-        """Return a row-major copy of a tensor with its present values, in memory that is reused.
+        """Copy a tensor into row-major memory and return the copy; later calls reuse the memory.
 
         Return `tensor` itself if it is contiguous, or if no measure reads it.
 
         Args:
-            stream: The tensor's index among variable, gradient and slots; `_COPY` for the
-                variable's copy.
+            index: The index of the variable.
+            stream: 0 for the variable, 1 for its gradient, k + 2 for slot k, `_COPY` for its copy.
         """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read

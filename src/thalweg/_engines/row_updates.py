@@ -26,15 +26,15 @@ def update_rows(
 ) -> Updates:
     """Yield (formula, indices of rows, new rows of variable and slots); write nothing.
 
-    The first tuple is for rows with entries in the gradient. A second tuple, for all other rows, is
-    yielded only if the rule has `update_untouched`.
+    The first tuple is for rows with entries in the gradient. If the rule has `update_untouched`, a
+    second tuple is for all other rows.
 
     Args:
         tensors: The variable and its slots.
         gradient: Values in the compute dtype, and int64 indices.
         evaluate: `evaluate(formula, tensors)` returns the results of a formula.
-        add: `add(values, row_indices, count)` returns the sums of the values of each row, from 0 to
-            `count - 1`, rounded to the variable's dtype.
+        add: `add(values, row_indices, count)` returns the sum of the values of each row from 0 to
+            `count - 1`. Sums are rounded to the variable's dtype.
     """
     (values, indices), var = gradient, tensors[0]
     formula, kind = select_row_formula(rule, var), values.dtype
@@ -83,7 +83,7 @@ def make_row_calls(
 def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     """Return the indices of the tensors that a formula of a rule changes.
 
-    Other tensors must not be written, because the compute dtype may not hold all their bits.
+    A caller must not write unchanged tensors, because the compute dtype may not hold all bits.
 
     Args:
         count: The number of tensors, the variable and its slots.
@@ -99,7 +99,7 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
 
 
 def group_occurrences(row_indices: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield positions in `row_indices`: the first occurrence of each row, the second, ..."""
+    """Yield positions in `row_indices`: of first occurrences of rows, of second occurrences, ..."""
     order = torch.argsort(row_indices, stable=True)
     ones = torch.ones_like(row_indices)
     counts = row_indices.new_zeros(count).index_add_(0, row_indices, ones)

@@ -41,13 +41,13 @@ def check_rule(rule: Rule, hyperparameters: Mapping[str, Any] | None = None) -> 
     with small matrices.
 
     Args:
-        hyperparameters: {name: value}. Missing hyperparameters, schedules and callables are
-            replaced by defaults.
+        hyperparameters: {name: value}. The rule's defaults replace missing hyperparameters,
+            schedules and callables.
 
     Raises:
-        RuleError: A formula is not straight arithmetic, its parameters or results do not match the
-            slots, or a scalar is unknown; `prepare` fails or does not return a dict of numbers. The
-            message has the rule's name, the file and the line.
+        RuleError: A formula is not straight arithmetic, has parameters or results that do not match
+            the slots, or takes an unknown scalar. Or `prepare` fails, or returns no dict of
+            numbers. The message has the rule's name, the file and the line.
     """
     try:
         first = _compute_first_scalars(rule, hyperparameters or {})
@@ -208,7 +208,7 @@ def _check_formula(
 def _check_results(slots: list[str], formula: Any) -> None:
     """Raise RuleError if results are permuted: `return var, v, m` for slots m and v.
 
-    A slot may get another slot's value, for example to store the previous value.
+    A formula may return one slot's value for two slots, for example to store a previous value.
     """
     # The results of a composed formula begin with those of its first formula, in their order.
     while isinstance(formula, ComposedFormula):

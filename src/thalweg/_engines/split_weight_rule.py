@@ -30,7 +30,7 @@ class Split(Composed):
     def compose(self) -> FormulaGraph:
         """Return the graph over the full weight, which is the last input.
 
-        The first and the last result of an update are the full weight. Engines split the weight.
+        The first and the last result of an update are both the full weight; engines split it.
         """
         graph = trace_formula(self.formula)
         (correction,) = stream_nodes(1, self.input_count)

@@ -21,8 +21,8 @@ _LAST_STREAM = 255  # the streams of stochastic rounding begin at 0
 class StageRandom:
     """Random numbers of one call of a stage, computed on the host.
 
-    They depend on the seed of the stage, its index in the rule, the step number, the variable's
-    index in the optimizer, and how many numbers of the variable this call has drawn before.
+    The numbers depend on the stage's seed and index in the rule, the step number, the variable's
+    index in the optimizer, and how many numbers the call has already drawn for the variable.
 
     Args:
         rule: The rule; its passes include `stage`.

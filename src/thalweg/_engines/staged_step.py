@@ -26,6 +26,7 @@ from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
+from thalweg._engines.held_memory import check_call, moved_error
 from thalweg._engines.matrix_batches import (
     COUNT,
     NUMBER,
@@ -35,7 +36,7 @@ from thalweg._engines.matrix_batches import (
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
-from thalweg._engines.pass_updates import build_pass_updates, group_measures
+from thalweg._engines.pass_updates import build_pass_updates, group_measures, group_passes
 from thalweg._engines.protocol import (
     NO_COLUMNS,
     Call,
@@ -236,7 +237,7 @@ class WholeMatrices:
         return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
     def _gather_measures(self, name: str) -> Any:
-        """Return a measure as a float64 vector over variables: a tensor on a GPU, else an array."""
+        """Return a measure of all variables as a float64 vector, on the GPU or as an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
@@ -285,7 +286,7 @@ class WholeMatrices:
 
 @cache
 def _measured_names(rule: Rule) -> list[str]:
-    """Return the names of measures over whole variables; skip measures that no formula reads."""
+    """Return the names of measures over whole variables that a formula reads."""
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
@@ -363,6 +364,7 @@ class StagedStep:
         self._variables, self._titles = list(request.variables), request.titles
         self.stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
+        self._held_slots: list[Tensor] = []
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
             if isinstance(rule_pass, FusedStage):
@@ -434,7 +436,7 @@ class StagedStep:
             RuleError: A stage returns an invalid value.
             InvalidArgumentError, InvalidTypeError, LayoutError: A slot is invalid.
         """
-        self.check_slots(slots)
+        slots = self.check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
         self._numbers, sweeps = None, group_measures(self._rule)
         stage_columns = columns
@@ -472,22 +474,14 @@ class StagedStep:
         names = [name for inputs in parameters for names in inputs for name in names]
         return tuple(dict.fromkeys([*names, COUNT]))
 
-    def has_stages_alone(self) -> bool:
-        """Return True if all passes are over elements, or stages over whole matrices on the CPU."""
-        return (
-            all(type(entry) in (Pass, Stage) for entry in self._rule.passes)
-            and type(self._matrices) is WholeMatrices
-            and not (self._rule.is_of_lines or self._short_groups or self._variable_numbers)
-        )
+    def can_replay_passes(self) -> bool:
+        """Return True if replays can run the passes natively, or stages between native calls.
 
-    def has_native_lines(self) -> bool:
-        """Return True if a replay may run passes over rows and columns natively.
-
-        The rule must have row or column passes. Matrices must be unsharded. No stage may draw
-        random numbers. `_core/replay_lines.py` raises TypeError for unsupported passes.
+        Matrices must be unsharded, and no stage may draw random numbers. `group_passes` must accept
+        a rule over rows and columns.
         """
-        is_unsharded = type(self._matrices) is WholeMatrices
-        return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
+        is_simple = type(self._matrices) is WholeMatrices and not self._variable_numbers
+        return is_simple and (not self._rule.is_of_lines or group_passes(self._rule) is not None)
 
     def replay_passes(
         self,
@@ -497,7 +491,7 @@ class StagedStep:
     ) -> tuple[int, list[Call]]:
         """Run the rule's passes and matrix stages in order; write neither variables nor slots.
 
-        Call `replay_passes` only if `has_stages_alone` returns True.
+        Call `replay_passes` only for a rule without passes over rows and columns.
 
         Args:
             run_pass: `run_pass(index)` runs a pass and returns 0, or a status that ends the run.
@@ -533,13 +527,16 @@ class StagedStep:
             self._numbers = self._matrices.numbers()
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
-    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        In both cases write the addresses of slots into the tables of kernels for small matrices.
+        In all cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.
+
+        Returns:
+            Aliases of the slots, which keep the memory that was validated.
 
         Raises:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
@@ -547,11 +544,14 @@ class StagedStep:
         all_slots = [slot for var_slots in slots for slot in var_slots]
         # The kernels of small matrices are made in `_bind_short`, even without slots.
         if not all_slots and not self._short_groups:
-            return
+            return slots
         slots = slots or [()] * len(self._variables)
+        slots = [list(map(Tensor.detach, var_slots)) for var_slots in slots]
+        self._held_slots = aliases = [alias for var_slots in slots for alias in var_slots]
         try:
             slot_layout: list[Any] | None = [
-                list(map(getter, all_slots)) for getter in (id, *_LAYOUT_GETTERS)
+                list(map(id, all_slots)),
+                *(list(map(getter, aliases)) for getter in _LAYOUT_GETTERS),
             ]
         # A slot without memory has no ptr; `check_shaped_slots` raises for it.
         except RuntimeError:
@@ -572,6 +572,7 @@ class StagedStep:
             self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(target_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
+        return slots
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Write the addresses of slots into the tables of kernels for small matrices.
@@ -607,7 +608,7 @@ class StagedStep:
             )
             raise
         for write_round in rounds:
-            for call in write_round.calls:
+            for call in (*write_round.checks, *write_round.calls):
                 call()
 
     @property
@@ -675,7 +676,20 @@ class StagedStep:
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
-        return self.update_plan.make_rounds(self._with_numbers(columns))
+        for write_round in self.update_plan.make_rounds(self._with_numbers(columns)):
+            yield write_round._replace(checks=[*write_round.checks, *self._slot_checks()])
+
+    def _slot_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of `shaped_slots`."""
+        if self._slot_layout is None:
+            return []
+        present = map(Tensor.data_ptr, self._held_slots)
+        return [check_call(present, self._slot_layout[1], self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in self._held_slots]
+        index = are_cut.index(True) if any(are_cut) else 0
+        raise moved_error(self._titles, index * len(self._titles) // len(are_cut))
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""

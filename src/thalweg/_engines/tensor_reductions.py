@@ -32,7 +32,7 @@ class Tensors:
     device = None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return sums or peaks on the host; see `Reductions`.
+        """Return "sums" or "peaks" on the host; see `Reduction`.
 
         The formula `variable_squares` reads the variable. Other formulas read the gradient.
 

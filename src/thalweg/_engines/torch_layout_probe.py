@@ -6,8 +6,8 @@ Python. Each field is searched in tensors with different values of the field. Th
 exactly one offset, equal in all tensors. Then the offset is confirmed with other tensors and
 torch's functions. If a field is not found or not confirmed, no step is replayed natively.
 
-No word is dereferenced before it is known to be a pointer: it equals the address that torch returns
-for the object, or it appears when torch creates the object.
+A word is dereferenced only if it must be a pointer: if it equals the address that torch returns for
+the object, or if it appears when torch creates the object.
 """
 
 # torch has no types for private functions, and types sizes as symbolic integers.
@@ -196,7 +196,7 @@ def _measure_layout() -> Layout:
 
 
 def _find_dims(samples: Sequence[Tensor]) -> int:
-    """Return the offset of the number of dimensions; find the one that sizes and strides follow."""
+    """Return the offset of the number of dimensions, which is followed by sizes and strides."""
     matches: list[set[int]] = []
     for tensor in samples:
         memory, dim_count = _read_impl(tensor), tensor.dim()
@@ -219,9 +219,9 @@ def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
 
 
 def _find_flags() -> tuple[int, int]:
-    """Return the offset of the word with dtype and device, and a mask for its initialized bits.
+    """Return (offset of the word with dtype and device, mask of the word's initialized bits).
 
-    Among tensors over one storage, it is the only word that depends on the dtype alone.
+    In tensors over one storage, no further word depends on the dtype alone.
     """
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = _zeros(64, dtype=torch.float64).untyped_storage()
@@ -245,15 +245,14 @@ def _is_address(word: int) -> bool:
 def _find_version(storage_offset: int) -> tuple[int, int]:
     """Return (offset of the version counter's pointer, offset of the write count in the counter).
 
-    The pointer, in a TensorImpl, is equal in a tensor and its `detach()`, and different in other
-    tensors. The write count equals `_version`.
+    The TensorImpls of `x` and `x.detach()` have equal pointers; unrelated tensors have different
+    pointers. The write count equals `_version`.
 
     Args:
-        storage_offset: The offset of the pointer to the storage; `detach()` shares the storage,
-            too.
+        storage_offset: The offset of the pointer to the storage, which `detach()` also shares.
 
     Raises:
-        UnknownLayoutError: There is no word, or more than one, with this property.
+        UnknownLayoutError: Not exactly one word has this property.
     """
     # Different numbers of writes, so that no constant word matches all trials.
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
@@ -313,7 +312,7 @@ def _find_autograd() -> tuple[int, int]:
 def _find_memory() -> tuple[int, int, int, int]:
     """Return the offsets of data, deleter, context and size in a StorageImpl.
 
-    Memory from torch is its own context. Memory from NumPy has the array as its context.
+    For memory from torch, context and data are equal. For memory from NumPy they differ.
     """
     import numpy as np
 
@@ -451,9 +450,9 @@ def float_offset() -> int:
 
 @cache
 def dict_version_offset() -> int:
-    """Return the offset in a dict of its version, which every change of the dict renews.
+    """Return the offset of a dict's version number, which every change of the dict renews.
 
-    Return 0 if dicts have no version: Python 3.11 and 3.12 have versions (PEP 509, PEP 699).
+    Return 0 if dicts have no version. Python 3.11 and 3.12 have versions (PEP 509, PEP 699).
     """
     offset = object.__basicsize__ + WORD
     if sys.version_info[:2] not in ((3, 11), (3, 12)):
@@ -490,7 +489,7 @@ def no_gradient() -> int:
 
 @cache
 def layout() -> Layout | str:
-    """Return the offsets in the installed torch, or a text with the reason if they are unknown."""
+    """Return the offsets in the installed torch. If they are unknown, return the reason as text."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "this Python has no lock that keeps its objects as they are"
     if ctypes.sizeof(ctypes.c_void_p) != WORD or sys.byteorder != "little":

@@ -1,8 +1,7 @@
 """Parts of steps with dense gradients, computed by torch functions over batches of variables.
 
-Devices without kernels need them. The formulas are those of all engines. Small variables are joined
-into batches, so that an operation of a formula is one function of torch for all variables of a
-batch.
+Devices without kernels use these parts. Small variables are joined into batches. An operation of a
+formula is then one call of torch for all variables of a batch.
 """
 
 # torch.from_numpy and parts of torch have no types.
@@ -25,6 +24,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.held_memory import hold_memory
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.low_precision_copies import resumed, saturated
 from thalweg._engines.protocol import (
@@ -56,7 +56,7 @@ _ALIASING = ("stream", "scalar", "narrow", "wide")
 
 
 class Batch(NamedTuple):
-    """Variables of a part that are computed together.
+    """Variables (members) of a part, joined into one tensor and computed together.
 
     Attributes:
         members: The indices of the variables in the part.
@@ -78,14 +78,17 @@ class TorchPart:
 
     def __init__(self, request: StepRequest) -> None:
         self._rule, self._stages = request.rule, request.stages
-        self._request = request
-        self._gradients: Sequence[Any] | None = request.gradients
+        self._planned_request = request._replace(gradients=())
+        # Aliases, whose memory other threads cannot replace.
+        self._request = hold_memory(request)
+        self._gradients: Sequence[Any] | None = self._request.gradients
         self._flush = request.selection.denormals == "flush"
-        self._batches = list(_divide_into_batches(request))
+        self._batches = list(_divide_into_batches(self._request))
+        self._kinds = _describe_request(self._request)
 
     @property
     def written(self) -> list[Tensor]:
-        request = self._request
+        request = self._planned_request
         copies = [copy for copy in request.copies or () if copy is not None]
         slots = [slot for var_slots in request.slots for slot in var_slots]
         return [*request.variables, *slots, *copies]
@@ -95,7 +98,7 @@ class TorchPart:
 
         `bounds` is not used: gradients may overlap with variables, which are written last.
         """
-        planned_request, self._gradients = self._request, None
+        planned_request, self._gradients = self._planned_request, None
         can_rebind = (
             request.rule is planned_request.rule
             and request.stages == planned_request.stages
@@ -104,18 +107,15 @@ class TorchPart:
             and request.from_copies == planned_request.from_copies
             and _are_same(request.copies or (), planned_request.copies or ())
             and _are_same(request.variables, planned_request.variables)
-            and [_describe_tensors(request, index) for index in range(len(request.variables))]
-            == [
-                _describe_tensors(planned_request, index)
-                for index in range(len(planned_request.variables))
-            ]
+            and _describe_request(request) == self._kinds
         )
         if can_rebind:
-            self._gradients = request.gradients
+            self._request = hold_memory(planned_request._replace(gradients=request.gradients))
+            self._gradients = self._request.gradients
         return can_rebind
 
     def release_gradients(self) -> None:
-        self._gradients = None
+        self._gradients, self._request = None, self._request._replace(gradients=())
 
     def _read_gradient(self, member: int) -> Tensor:
         """Return a contiguous gradient; for a sparse gradient its values, with duplicates."""
@@ -165,7 +165,7 @@ class TorchPart:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
-        """Return {name: scalar, or vectors of rows or columns} for the formulas of a batch.
+        """Return {name: scalar} for the formulas of a batch, with vectors of rows and columns.
 
         A scalar that differs between members is a tensor that broadcasts with the joined variables.
         """
@@ -199,7 +199,7 @@ class TorchPart:
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables, or `resumed` values if the step begins at copies."""
+        """Return the joined variables; with `from_copies`, with the elements of changed copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -260,7 +260,7 @@ class TorchPart:
         return [np.stack([next(split) for _ in pieces], axis=-1) for pieces in values]
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each variable a tensor per measure: over rows, columns or all elements.
+        """Return a list for each variable, with a tensor for each measure.
 
         The list of a variable without elements is empty.
         """
@@ -287,6 +287,10 @@ class TorchPart:
             norms = torch._foreach_norm(list(grads.values()), torch.inf)  # pyright: ignore
             largest[list(grads)] = to_host(torch.stack([widened(norm) for norm in norms]))
         return largest
+
+    def memory_checks(self) -> list[Call]:
+        """Return []: torch's functions check memory themselves."""
+        return []
 
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -337,7 +341,7 @@ class TorchPart:
         return self._request.places[member] if self._request.places else (None, 0)
 
     def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return new values in the dtype or codec of the target, rounded as the step requires.
+        """Return new values rounded to the target's dtype, or encoded by the target's codec.
 
         Args:
             index: 0 for the variables, k + 1 for slot k.
@@ -369,7 +373,7 @@ class TorchPart:
         return round_randomly(values, dtype, bits.reshape(values.shape))
 
     def _draw_bits(self, batch: Batch, stream: int, scalars: Scalars) -> Tensor:
-        """Return 16 random bits per element of a batch, for tensor `stream` of variables."""
+        """Return 16 random bits per element; `stream` is 0 for the variables, k + 1 for slot k."""
         with importing:
             from thalweg._engines.philox import draw_bits
         step, low, high = (int(scalars[name]) for name in SCALARS)
@@ -388,8 +392,8 @@ class TorchPart:
         """Return a function without arguments that copies values into the tensors `targets`.
 
         Args:
-            index: 0 for the variables or their copies, k + 1 for slot k.
-            values: The joined values, or the encoded values of all members.
+            index: 0 for the variables or the 16-bit copies, k + 1 for slot k.
+            values: The joined values, or the joined records of an encoded slot.
         """
         if batch.codecs[index] is None:
             pieces = self._split_members(batch, values)
@@ -439,6 +443,11 @@ def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
     tensors = [request.variables[member], grad, *request.slots[member]]
     tensors += [] if copy is None else [copy]
     return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
+
+
+def _describe_request(request: StepRequest) -> list[list[Any]]:
+    """Return `_describe_tensors` of all variables."""
+    return [_describe_tensors(request, member) for member in range(len(request.variables))]
 
 
 def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:

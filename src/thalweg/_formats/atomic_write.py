@@ -41,18 +41,16 @@ def replace(
 ) -> None:
     """Replace the content of a file atomically. On return, the content survives a power loss.
 
-    A link's target is replaced, not the link. The new file has the old file's read and write
-    permissions, restricted by the umask; its owner can always read and write. Temporary files that
-    crashed processes left are deleted.
+    If `path` is a link, the link's target is replaced. The new file gets the old file's
+    permissions, restricted by the umask. Temporary files of crashed processes are deleted.
 
     Args:
         path: The file; its directory must exist.
         chunks: The bytes. Each chunk is written before the next one is requested.
         total: The number of bytes, `reserved` included.
         progress: `progress(bytes_written, total)` is called during writing.
-        reserved: Number of bytes that are left free at the beginning.
-        make_head: `make_head()` is called after all chunks are written, and returns at most
-            `reserved` bytes for the beginning.
+        reserved: The number of bytes at the beginning that `make_head` fills.
+        make_head: `make_head()` returns these bytes. It is called after all chunks are written.
 
     Raises:
         CheckpointWriteError: A system call failed; the old file is unchanged.
@@ -64,10 +62,10 @@ def replace(
 def replace_together(
     files: Iterable[tuple[str, Iterable[Buffer], int]], progress: Progress | None = None
 ) -> None:
-    """Replace several files that belong together, as `replace` does for one.
+    """Replace several files. No file is renamed before the content of all files is on the disk.
 
-    All content is on the disk before the first file is renamed. So a full disk leaves all old
-    files; only a crash between the renames can mix old and new files.
+    A full disk leaves all old files unchanged. Only a crash between the renames can mix old and new
+    files.
 
     Args:
         files: (path, chunks, number of bytes) of each file. A tuple is requested after the previous
@@ -141,7 +139,7 @@ def _for_reading(path: str, flags: int) -> int:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a directory and its missing parents durably; leave an existing directory alone.
+    """Make a directory and its missing parents durably. Do nothing if the directory exists.
 
     Raises:
         CheckpointWriteError: A directory cannot be made, or its path is a file.
@@ -164,7 +162,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 class _Commit:
-    """Replacement of one file; the files of `earlier` commits are renamed first.
+    """Replacement of one file.
 
     Attributes:
         target: The file that is replaced, with links resolved.
@@ -198,7 +196,7 @@ class _Commit:
 
     @contextlib.contextmanager
     def report_write_errors(self) -> Generator[None]:
-        """Convert an OSError to a CheckpointWriteError that states how much was written."""
+        """Convert an OSError of the `with` block to a CheckpointWriteError with the progress."""
         try:
             yield
         except OSError as error:
@@ -226,7 +224,7 @@ class _Commit:
     def write_temporary(
         self, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> Generator[None]:
-        """Write the new content to a temporary file, and yield; delete the file on an error.
+        """Write the new content to a temporary file; delete this file if the `with` block fails.
 
         The `with` block must call `rename_into_place`.
         """
@@ -267,7 +265,7 @@ class _Commit:
     def _write_content(
         self, descriptor: int, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> None:
-        """Write all chunks and the head to a descriptor, and sync the file."""
+        """Write all chunks, then the bytes of `make_head()` at the beginning, and sync the file."""
         # Some file systems have no locks.
         with contextlib.suppress(OSError):
             syscalls.lock_file(descriptor)

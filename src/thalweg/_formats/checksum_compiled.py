@@ -1,4 +1,4 @@
-"""CRC32C compiled by LLVM: with the processor's instruction, or else with eight tables.
+"""CRC32C compiled by LLVM, with the processor's instruction or with eight tables.
 
 LLVM needs a few hundredths of a second to compile the function, and releases the GIL meanwhile.
 
@@ -34,7 +34,7 @@ def by_instruction() -> Function | None:
 
 
 def by_slices(table: list[int]) -> Function | None:
-    """Return the checksum function with eight tables; None if LLVM cannot be loaded.
+    """Return the checksum function with eight lookup tables; None if LLVM cannot be loaded.
 
     Args:
         table: The checksums of the 256 single bytes.
@@ -46,7 +46,7 @@ def by_slices(table: list[int]) -> Function | None:
 
 
 def _compile_module(module: object) -> Function | None:
-    """Return the compiled checksum function of a module; None if LLVM fails or the sum is wrong."""
+    """Compile a module to a checksum function; None if LLVM fails or a test sum is wrong."""
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
@@ -62,7 +62,7 @@ def _compile_module(module: object) -> Function | None:
 
 
 def _crc_instructions() -> tuple[str, str] | None:
-    """Return LLVM's names of the CRC32C instructions for 8 bytes and for 1 byte, or None."""
+    """Return LLVM's names of the CRC32C instructions for 8 bytes and 1 byte; None if missing."""
     from llvmlite import binding
 
     machine = platform.machine().lower()
@@ -166,7 +166,7 @@ def _write_function(
         word_size: The number of bytes of a `by_words` step.
         by_words: `by_words(builder, address, checksum)` builds a step over `word_size` bytes, and
             returns the next checksum.
-        by_byte: Like `by_words`, for a step over one byte.
+        by_byte: `by_byte(builder, address, checksum)` does this for one byte.
     """
     from llvmlite import ir
 
@@ -176,10 +176,10 @@ def _write_function(
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
-        """Build a loop that runs while `step` bytes are left before address `end`.
+        """Build a loop over addresses from `begin` to `end` in steps of `step` bytes.
 
-        It begins at address `begin` with checksum `first`; `write_step` builds the body. Return the
-        address and the checksum after the loop.
+        `write_step` builds the loop body, and `first` is the checksum at the beginning. Return
+        (address, checksum) after the last complete step.
         """
         entry_block = builder.block
         loop_head, loop_body, loop_end = map(function.append_basic_block, ("head", "in", "out"))

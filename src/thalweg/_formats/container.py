@@ -1,4 +1,4 @@
-"""Container format of thalweg: a safetensors file with a document and checksums."""
+"""Container format of thalweg: a safetensors file with checksums and a JSON document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIGNED = 64  # bytes
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a file.
+    """Contents of a thalweg file.
 
     Attributes:
         document: Plain JSON: dictionaries, lists, strings, numbers, booleans, None.
@@ -43,7 +43,7 @@ def write(
 ) -> None:
     """Write a file atomically; see `atomic_write.replace`.
 
-    Other threads may change tensors meanwhile: checksums are of the written bytes.
+    Other threads may change tensors meanwhile. The checksums match the bytes written.
 
     Args:
         path: The file.
@@ -89,7 +89,7 @@ def read(
 ) -> Contents:
     """Read a file, and verify the checksums of the tensors read.
 
-    All tensors share one allocation, which is freed with the last of them.
+    The tensors share one allocation, which lives as long as any tensor.
 
     Args:
         path: The file.
@@ -122,10 +122,10 @@ def read(
 
 
 def mapped(path: Path, progress: Progress | None = None) -> Contents:
-    """Read a file as `read` does, with memory-mapped tensors instead of copies.
+    """Verify a file as `read` does, and return memory-mapped tensors instead of copies.
 
-    All checksums are verified first. While a tensor is in use, the file may be replaced, but must
-    not be changed in place. Writes to a tensor do not reach the file.
+    While a tensor is in use, the file may be replaced, but must not be changed in place. Writes to
+    a tensor do not reach the file.
 
     Raises:
         ThalwegError: See `read`.

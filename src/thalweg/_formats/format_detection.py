@@ -171,7 +171,7 @@ def _identify_zip(name: str) -> FormatProbe:
 
 
 def reader_of(kind: object) -> str:
-    """Return a sentence about the function that reads a thalweg file.
+    """Return a sentence that names the function for reading a kind of thalweg file.
 
     `kind` is the entry "kind" of the file's document.
     """

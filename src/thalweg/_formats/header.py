@@ -65,7 +65,7 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Description:
-    """Description of a file.
+    """Description of a thalweg file.
 
     Attributes:
         document: The document saved with the tensors.
@@ -79,7 +79,7 @@ class Description:
 
 
 def decode_header(path: str, length: bytes, text: bytes, size: int) -> Description:
-    """Validate a header and return its description of the file.
+    """Validate a header, and return the description of the file.
 
     Args:
         path: The file, for messages.
@@ -88,7 +88,7 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
         size: The file's size.
 
     Raises:
-        DataLossError: The header is damaged, or the file's size is not that in the header.
+        DataLossError: The header is damaged, or `size` differs from the size in the header.
         CheckpointMismatchError: Header and manifest differ.
         InvalidConfigError: The manifest is not valid JSON.
         UnsupportedCheckpointError: The file has a newer version.
@@ -176,7 +176,7 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 def _parse_tensors(
     path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
-    """Return {name: description} of the tensors; raise if header, manifest and file size differ."""
+    """Return {name: description} of the tensors; raise unless they fill the file from `start`."""
     tensors: dict[str, TensorHeader] = {}
     end = start
     for name, entry in raw_header.items():
@@ -200,8 +200,8 @@ def _parse_tensors(
 def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) -> TensorHeader:
     """Return the description of tensor `name` from its header entry `encoded`.
 
-    Raise DataLossError unless the tensor begins at offset `end`, where the previous tensor ends.
-    `start` is the offset of the first tensor in the file.
+    `start` is the offset of the first tensor in the file; `end` is the end of the previous tensor.
+    Raise DataLossError unless the tensor begins at `end`.
     """
     entry = cast(dict[str, Any], encoded) if isinstance(encoded, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -318,7 +318,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header with this manifest, unpadded, with zeros as its checksum."""
+        """Return the JSON header with a manifest, unpadded. Its checksum is all zeros."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

@@ -71,10 +71,7 @@ def dumps(content: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Return True if brackets are nested deeper than `DEPTH`.
-
-    The check is not recursive; Python's parser would need a stack as deep as the text.
-    """
+    """Return True if brackets are nested deeper than `DEPTH`, without recursive calls."""
     if text.count("[") + text.count("{") <= DEPTH:
         return False
     # Without escaped quotes, every second part between quotes is outside of strings.
@@ -152,7 +149,7 @@ def _check_value(content: object, path: tuple[str, ...]) -> None:
 
 
 def _check_items(mapping: Mapping[Any, Any], path: tuple[str, ...]) -> None:
-    """Raise unless all keys are strings and all values can be written."""
+    """Raise unless all keys are strings, and all values pass `_check_value`."""
     for key in mapping:
         if type(key) is not str:
             raise InvalidTypeError(

@@ -61,7 +61,7 @@ class ResolvedPath:
         return {"tensorflow": "TensorFlow", "keras": "Keras"}.get(self.writer, self.writer)
 
     def check_readable(self) -> ResolvedPath:
-        """Return this path if it is a checkpoint.
+        """Return this path; raise unless it is a checkpoint.
 
         Raises:
             MissingFileError: The path does not exist, or is a directory or list of checkpoints.
@@ -86,7 +86,7 @@ class ResolvedPath:
         return self.path
 
     def of_savers(self) -> ResolvedPath:
-        """Return this path if the savers of `tf.train` read it.
+        """Return this path; raise unless the savers of `tf.train` can read the file.
 
         Raises:
             UnsupportedCheckpointError: The path is a file of Keras.
@@ -103,15 +103,14 @@ class ResolvedPath:
 def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
     """Return the checkpoint at a path, with its format.
 
-    The first existing candidate counts: a thalweg or Keras file of exactly this name; a thalweg
-    file with ".safetensors" appended; a TensorFlow checkpoint with this prefix; any other file. So
-    "x" is the thalweg file "x.safetensors", even beside a TensorFlow checkpoint "x.index".
+    The first existing file counts: a thalweg or Keras file of exactly this name; a thalweg file
+    with ".safetensors" appended; a TensorFlow checkpoint with this prefix; any other file. So "x"
+    is the thalweg file "x.safetensors", even beside a TensorFlow checkpoint "x.index".
 
     If nothing exists, the kind is `PathKind.MISSING`.
 
     Args:
-        path: A file; a TensorFlow checkpoint's prefix or one of its files; or a thalweg file
-            without ".safetensors".
+        path: A file, the prefix of a TensorFlow checkpoint, or a file without ".safetensors".
 
     Raises:
         InvalidArgumentError: The path is a device or a pipe.

@@ -15,18 +15,17 @@ def _spare_after(saved_time: float, mark: float, span: float) -> float | None:
 
 
 class Keeper:
-    """List of the newest checkpoints, which selects older checkpoints to delete.
+    """List of the newest checkpoints. It selects older checkpoints to delete.
 
     Savers write the new file, list it as the newest, then delete what `too_old` yields. So a crash
     at any time leaves a checkpoint to continue from.
 
     Args:
         most: The number of newest checkpoints; None for all.
-        span: One older checkpoint is never deleted per so many seconds; None to delete all.
-        mark: The time of the last checkpoint that was retained for good.
+        span: One older checkpoint per `span` seconds is never deleted; None to delete all.
+        mark: The time of the last checkpoint that is never deleted.
         newest: The existing checkpoints, the oldest first.
-        spare: `spare(time, mark, span)` returns the new mark to retain a checkpoint that is too
-            old, or None to delete it.
+        spare: `spare(time, mark, span)` returns None to delete an older checkpoint, else the mark.
     """
 
     def __init__(
@@ -52,9 +51,9 @@ class Keeper:
         return Keeper(self.most, self._span, self.mark, newest, self._spare)
 
     def too_old(self, most: int | None = None) -> Iterator[str]:
-        """Remove old checkpoints from the list, at most `most`; yield the paths to delete.
+        """Remove at most `most` surplus checkpoints from the list, and yield the paths to delete.
 
-        Checkpoints that are retained for good are removed, but not yielded.
+        A checkpoint that is never deleted is removed, but not yielded.
         """
         surplus = 0 if self.most is None else max(len(self.newest) - self.most, 0)
         for _ in range(surplus if most is None else min(surplus, most)):

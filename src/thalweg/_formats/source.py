@@ -16,8 +16,7 @@ UNDEFINED = 2**64 - 1  # the address of missing data
 class SourceFile:
     """An untrusted file, on disk or in memory.
 
-    Structures of a valid file do not overlap, so reading them all reads at most `size` bytes.
-    Reading more than twice `size` raises, as the file is damaged or malicious.
+    Reading more than twice `size` bytes raises. In a valid file, no byte needs a second read.
 
     Args:
         title: The name of the file in errors.
@@ -69,7 +68,7 @@ class SourceFile:
         self._visited.add(address)
 
     def read_structure(self, begin: int, size: int, signature: bytes, label: str) -> FilePart:
-        """Return a structure, positioned after its signature; a second read of it raises.
+        """Return a structure as a `FilePart`, which is positioned after the signature.
 
         Args:
             begin, size: Offset and number of the bytes, including the signature.

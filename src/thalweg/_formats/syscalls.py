@@ -1,6 +1,6 @@
-"""System calls of an atomic write, retried after signals, and its temporary files.
+"""System calls of an atomic write, repeated after signals, and names of temporary files.
 
-Temporary files are named after their process, and locked while it writes.
+A temporary file's name contains the process id. The process locks the file while writing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 
 
 def without_links(path: str) -> str:
-    """Return the path of the file that links at `path` lead to; the file need not exist."""
+    """Resolve all links in a path, and return the result. The file need not exist."""
     # `realpath` with `strict` fails for a missing file, so the last name is resolved here.
     for _ in range(_LINKS):
         directory, name = os.path.split(path)
@@ -60,11 +60,11 @@ def status(path: str) -> os.stat_result | None:
 
 
 def give_ownership(descriptor: int, previous: os.stat_result) -> None:
-    """Set a new file's owner and group; without permission, remove the group's access instead.
+    """Change the owner and group of a file. Without permission, remove the group's access.
 
     Args:
         descriptor: The new file, open.
-        previous: The status of the file that has the owner and group.
+        previous: The status of a file with the required owner and group.
     """
     current = retry_interrupted(os.fstat, descriptor)
     is_same = (current.st_uid, current.st_gid) == (previous.st_uid, previous.st_gid)
@@ -105,7 +105,7 @@ def sync(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def opened_folder(path: str) -> Generator[int | None]:
-    """Open a directory, yield its descriptor, and close it; without O_DIRECTORY, yield None."""
+    """Open a directory, and yield its descriptor; yield None on Windows."""
     if not hasattr(os, "O_DIRECTORY"):
         yield None
         return
@@ -138,7 +138,7 @@ def make_temporary_name(target: str) -> str:
 
 
 def remove_abandoned(target: str) -> None:
-    """Delete the temporary files of `target` that no process is writing."""
+    """Delete all temporary files of `target`, except files that a process is writing."""
     # On Windows, `os.kill(process, 0)` ends the process.
     if os.name != "posix":
         return

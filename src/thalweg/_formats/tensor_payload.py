@@ -41,7 +41,7 @@ def read_tensors(
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    """Read tensors in file order, fill their buffers in place, and verify their checksums.
+    """Read tensors in file order into buffers, and verify the tensors' checksums.
 
     Args:
         path: The file, for messages.
@@ -79,7 +79,7 @@ def read_tensors(
 def _batch_pieces(
     headers: Mapping[str, TensorHeader], buffers: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
-    """Yield lists of pieces of tensors in file order, with 4 MiB per list."""
+    """Yield lists of pieces of tensors in file order. The pieces of a list have 4 MiB together."""
     batch: list[_Piece] = []
     batch_size = 0
     for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):
@@ -102,7 +102,7 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Generator[list[int]]:
-    """Yield `work(batch)` for all batches in order; above 32 MiB, computed in threads."""
+    """Yield `work(batch)` for all batches in order. Use threads if `total` exceeds 32 MiB."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)
@@ -120,7 +120,7 @@ def _available_cores() -> int:
 
 
 def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[int]:
-    """Read the pieces of a batch, and return one checksum per piece."""
+    """Read the pieces of a batch into their memory, and return one checksum per piece."""
     scratch = memoryview(bytearray(_CACHED if any(piece.memory is None for piece in batch) else 0))
     checksums: list[int] = []
     for piece in batch:
@@ -136,7 +136,7 @@ def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[i
 
 
 def _read_into(stream: BinaryIO, memory: memoryview, begin: int) -> bool:
-    """Fill memory from offset `begin` of a file; return False if the file is too short."""
+    """Fill `memory` with bytes at offset `begin`; return False if the file is too short."""
     if not hasattr(os, "preadv"):
         stream.seek(begin)
         buffer = stream.read(len(memory))

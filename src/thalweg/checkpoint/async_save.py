@@ -49,7 +49,8 @@ class Saving:
         """Wait until the file is complete.
 
         Raises:
-            CheckpointWriteError: The file could not be written. Only the first call raises this.
+            CheckpointWriteError: The file could not be written. Later calls return without an
+                error.
             FailedPreconditionError: This process was forked during the save.
         """
         self._check_process()
@@ -93,14 +94,14 @@ def save_async(
     extra: object = None,
     progress: Progress | None = None,
 ) -> Saving:
-    """Copy a training as `save` does and return; a thread writes the copy to the file.
+    """Copy a training as `save` does, and write the copy to a file in a thread.
 
     Arguments and errors are as for `save`. If slots are sharded over ranks, only rank 0 writes. An
     incomplete save to this path is completed first.
 
     Returns:
-        The save in progress. Call its `wait()` before you read the file; if the file could not be
-        written, `wait()` raises the error. Without this call, the next save to this path raises it.
+        The save in progress. Call `wait()` of the result before you read the file. `wait()`, or
+        else the next save to this path, raises the error of a failed write.
     """
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)

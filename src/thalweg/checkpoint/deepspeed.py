@@ -51,7 +51,7 @@ class ZeroFiles:
         return InvalidArgumentError(f"{self.directory}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the wrapped optimizer's state dict, as saved by `rank`; raise if malformed."""
+        """Return the wrapped optimizer's state dict in the file of `rank`; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -71,9 +71,9 @@ class ZeroFiles:
 
 
 def find_folder(path: Path) -> Path | None:
-    """Return the folder with the optimizer states of the ranks, or None if there is none.
+    """Return the folder with the ranks' optimizer states, or None if there is none.
 
-    The folder is `path`, or else the subfolder that the text file "latest" in `path` names.
+    The folder is `path`, or a subfolder of `path` whose name is in the text file "latest".
     """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path
@@ -87,7 +87,7 @@ def find_folder(path: Path) -> Path | None:
 
 
 def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
-    """Return one state dict {"state": ..., "param_groups": ...} from the files of all ranks.
+    """Join the files of all ranks to one state dict {"state": ..., "param_groups": ...}.
 
     A parameter's state has its slots as full tensors, "step", and the float32 value as "master".
     The groups have "param_names", and "max_grad_norm", the maximum norm of gradients.
@@ -117,7 +117,7 @@ def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, An
 
 
 def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
-    """Return the optimizer states of all ranks, and the parameters' shapes from the model's file.
+    """Return the ranks' optimizer states, and the parameters' shapes from the model's file.
 
     The number of ranks, the stage and the shapes are validated, not the optimizer states.
 
@@ -197,12 +197,12 @@ def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
 
 
 def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
-    """Return the param groups that rank 0 saved, with "params" as indices over all groups.
+    """Return the param groups that rank 0 saved. "params" has the indices of parameters.
 
     "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or `files.shapes` has another number.
+        InvalidArgumentError: The groups are malformed, or their number is not that of the shapes.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
@@ -245,7 +245,7 @@ def _list_slots(files: ZeroFiles) -> list[str]:
 
 
 def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the tensors of a slot that `rank` saved, flattened: one per group, in group order."""
+    """Return the flat tensors of a slot in the file of `rank`, one tensor per group."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
@@ -259,9 +259,10 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter: from the state of its group, or the group's options.
+    """Return one step count per parameter, read from the state or the options of its group.
 
-    In stage 3, the state of the first group counts for all groups. Raise if a count is missing.
+    In stage 3, the first group's state has the step count of all groups. Raise if a count is
+    missing.
     """
     # `_list_slots` has checked that this is a dict.
     states = files.base(0)["state"]
@@ -283,7 +284,7 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
 
     Args:
         ranks: For each rank a list with one tensor per group: the slice of the group's flat tensor.
-        label: The name of these tensors in errors.
+        label: The name of the joined tensors in errors.
 
     Raises:
         InvalidArgumentError: The number of groups is wrong, or a flat tensor is too short.
@@ -311,9 +312,9 @@ def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> 
     """Return {parameter: full tensor} for stage 3: each rank has an equal slice of each parameter.
 
     Args:
-        ranks: For each rank a list of flat tensors, one per group: the slices of all parameters,
-            one after the other. Slices are padded to equal sizes.
-        label: The name of these tensors in errors.
+        ranks: For each rank a list with one flat tensor per group: the padded slices of all
+            parameters, concatenated.
+        label: The name of the joined tensors in errors.
 
     Raises:
         InvalidArgumentError: A flat tensor is too short.

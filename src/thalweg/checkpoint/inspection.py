@@ -51,9 +51,9 @@ class Listing:
 
 
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
-    """Return the names, dtypes and shapes of a file's tensors, and its metadata.
+    """Return a `Listing`: the names, dtypes and shapes of a file's tensors, and metadata.
 
-    A Keras file is read completely. Of other files, only scalars are read, for the step count.
+    Only scalars are read, for the step count; a Keras file is read completely.
 
     Args:
         progress: For a Keras file, `progress(bytes_read, total_bytes)` is called.
@@ -84,7 +84,7 @@ def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
 
     Returns:
         A dict with "step" and "optimizer", if known, and lines of text for the user. If the file
-        cannot be read: {} and one line with the error.
+        cannot be read, the dict is empty, and the only line is the error.
     """
     try:
         outline = load_outline(path)
@@ -132,15 +132,15 @@ def differences(
 ) -> list[str]:
     """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
-    If only one file is a thalweg file, it is compared with the result of `convert` for the other
-    file. If `convert` fails, the only line has the reason.
+    A thalweg file and a file of another format are compared after `convert`. If `convert` fails,
+    the only line is the reason.
 
     Args:
         path_a, path_b: The files, of any format.
         rules: Optional. The rules that `convert` was called with. Files that `convert` wrote
             contain their rules.
-        progress: `progress(path)` returns the function that is called with (bytes read, total) of
-            this file, or None.
+        progress: `progress(path)` returns None, or a function that is called with (bytes read,
+            total bytes) of the file.
 
     Raises:
         DataLossError: A file is damaged.
@@ -217,7 +217,7 @@ def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo
 
 
 def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -> list[str]:
-    """Return one line on how two tensors called `name` differ, in a list; [] if bits are equal."""
+    """Return a list with one line of text if two tensors called `name` differ, else []."""
     if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
         kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
         return [f"{name!r} is {' and '.join(kinds)}"]
@@ -259,11 +259,11 @@ _COUNTERS = ("iterations", "global_step")
 
 
 def step_of(path: Path, description: Description) -> int | None:
-    """Return the step count that a file records, or None if missing or damaged.
+    """Return the step count that a file records; None if it is missing or damaged.
 
     The first of these sources counts: "step" in the header, from a `CheckpointManager`; the integer
     scalar `iterations`, from Keras; the integer scalar `global_step`; a saved power of beta2 or
-    beta1, whose exponent is computed from the beta in the header. No other tensors are read.
+    beta1. The exponent of a power is computed from the beta in the header.
 
     Args:
         description: The header of the file.
@@ -303,8 +303,8 @@ def _steps_from_powers(
 
     Args:
         document: The header of a file, with the optimizer's arguments.
-        scalars: {name: tensor} of the powers that the file has.
-        powers: {name of a power's tensor: argument that is its base}: {"...beta2_power": "beta2"}.
+        scalars: {name: tensor}; only tensors with names in `powers` are used.
+        powers: {name of a power's tensor: name of the beta}, such as {"beta2_power": "beta2"}.
     """
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
@@ -345,7 +345,7 @@ def format_arguments(encoded: Any) -> str:
 
 
 def in_words(encoded: Any) -> str:
-    """Return an encoded argument of an optimizer as text, such as "ExponentialDecay(...)"."""
+    """Return an optimizer's argument in a file as text, such as "ExponentialDecay(...)"."""
     if isinstance(encoded, list):
         return f"[{', '.join(map(in_words, cast(list[Any], encoded)))}]"
     fields = as_object(encoded)

@@ -28,10 +28,11 @@ _SCALARS = (
 
 
 class Writer:
-    """Encoder of Python values as JSON; collects the tensors in the values by name.
+    """Encoder of Python values as JSON. Tensors in the values are collected by name.
 
     Args:
-        copies: True to copy tensors; otherwise they must not change before they are written.
+        copies: True to copy tensors. Tensors that are not copied must not change before they are
+            written.
 
     Attributes:
         tensors: {name: tensor}, extended by each call.
@@ -42,7 +43,7 @@ class Writer:
         self._copies = copies
 
     def __call__(self, python_value: Any, name: str) -> Any:
-        """Return a value as JSON; its tensors are added to `tensors` as `name`, or `name` + "/...".
+        """Return a value as JSON. Add each tensor in it to `tensors`, as `name` or `name` + "/...".
 
         Raises:
             InvalidTypeError: The value contains anything but numbers, text, None, tensors, arrays,
@@ -79,7 +80,7 @@ class Writer:
         return {DICT: [[self(key, name), encoded] for key, encoded in json_values.items()]}
 
     def _add_tensor(self, array: Any, name: str) -> str:
-        """Add a tensor to `tensors`; return its unique key, `name` or `name` with "#1", "#2"."""
+        """Add a tensor to `tensors`; return its unique key, such as `name` or `name` + "#1"."""
         # `from_numpy` rejects negative strides and warns of read-only arrays; a copy has neither.
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
@@ -133,8 +134,8 @@ class JsonReader:
 
         Raises:
             NotFoundError: A tensor is missing in `tensors`.
-            InvalidConfigError: The mark or a dtype is unknown. Malformed `content` may raise any
-                error.
+            InvalidConfigError: The mark or a dtype is unknown.
+            Exception: `content` is malformed.
         """
         if mark == TENSOR:
             if content not in self.tensors:

@@ -38,7 +38,7 @@ _STEP_LIMIT = 10**18
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint of a directory.
+    """A readable checkpoint in a directory.
 
     Attributes:
         step: The step number of the checkpoint.
@@ -151,8 +151,8 @@ class CheckpointManager:
 
         Returns:
             The path of the file. With `asynchronous=True`, the file is complete only after `wait()`
-            or the next `save`. If this file could not be written, the next `save` raises the error
-            after it has begun to write its own file.
+            or the next `save`. If writing failed, the next `save` starts writing its own file, and
+            then raises the error.
 
         Raises:
             InvalidArgumentError: `step` is not an integer of 0 or more, or `metrics` lacks `best`.
@@ -202,11 +202,11 @@ class CheckpointManager:
             raise failure
 
     def _wait_for_save(self) -> Exception | None:
-        """Wait for the save in progress and forget it; if it succeeds, delete old checkpoints.
+        """Wait for the save in progress; after a success, delete old checkpoints.
 
         Returns:
-            The exception of a failed save, else None. After a fork, a save that the parent process
-            still writes is forgotten without waiting.
+            The exception of a failed save, else None. In a forked process, return None without
+            waiting for the save of the parent process.
         """
         saving, self._saving = self._saving, None
         if saving is None or saving.is_elsewhere():
@@ -229,15 +229,16 @@ class CheckpointManager:
         convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored:
-        """Restore a training from the checkpoint `step`, or from the one saved last.
+        """Restore a training from the checkpoint `step`, or from the latest checkpoint.
 
         Args:
             step: Optional. The number of the checkpoint. A save in progress is completed first.
-            optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
-                describes one. False ignores the file's optimizer.
+            optimizer: Optional. The optimizer to restore. By default, an optimizer is made if the
+                file describes it. False ignores the file's optimizer.
             variables, module: The variables and module, named as in the file. `variables=False`
                 without a module restores no variables.
-            check_arguments: True to raise if arguments of `optimizer` differ from the saved ones.
+            check_arguments: True to raise if arguments of `optimizer` differ from the saved
+                arguments.
             convert: True to convert state of `thalweg.optim` to the storage format of `optimizer`.
             progress: Optional. `progress(bytes_read, total_bytes)` is called during reading.
 
@@ -302,9 +303,8 @@ class CheckpointManager:
     def _newest_readable(self) -> Path | None:
         """Return the path of the latest checkpoint, or None if the directory has none.
 
-        Raise the error of an unreadable file if this file may be later: no file is readable, or its
-        step number is higher, its modification time not earlier, or its format version newer than
-        this library's. Warn of all other unreadable files.
+        Raise the error of an unreadable file that may be later than all readable files, by its step
+        number, modification time or format version. Warn of all other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
@@ -356,8 +356,8 @@ class CheckpointManager:
     def _remove_old(self) -> None:
         """Delete the checkpoints that `keep`, `keep_every` and `best` do not retain.
 
-        If a file cannot be deleted, warn with a CheckpointWarning. Delete nothing if `keep` is
-        None, or if another process writes the files.
+        Delete nothing if `keep` is None, or if another process writes the files. If a file cannot
+        be deleted, warn with a CheckpointWarning.
         """
         if self._keep is None or not self._can_remove:
             return
@@ -375,7 +375,7 @@ class CheckpointManager:
 
 @dataclass(frozen=True)
 class _UnreadableFile:
-    """A file that is named like a checkpoint but cannot be read, with the error."""
+    """A file that has the name of a checkpoint, but cannot be read."""
 
     step: int
     path: Path

@@ -1,4 +1,4 @@
-"""Names in a file of variables, of optimizer state, and of the extra states of modules."""
+"""Names of variables, of optimizer state, and of modules' extra states in a file."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
-    """Return the optimizer; a torch-style optimizer is wrapped in a `TorchOptimizerAdapter`.
+    """Return `optimizer`, or a `TorchOptimizerAdapter` around it if its class is torch-style.
 
     Raises:
         InvalidTypeError: The object is not an optimizer of the library or of torch.
@@ -138,10 +138,9 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that locks the optimizer and yields the `Loading` of a state.
+    """Return a context manager that locks the optimizer, and yields the validated writes.
 
-    The state is validated when the context is entered. The function `restore` of `_core.state`
-    then sets it from the `Loading`.
+    The function `restore` of `_core.state` executes the writes.
 
     Args:
         named_tensors: {name in the file: variable}; {} if the optimizer has its variables.
@@ -180,7 +179,7 @@ def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Loading:
-    """Return the `Loading` that sets variables to the values in a file; nothing is set yet.
+    """Return the validated writes that set variables to values in a file; set nothing.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
@@ -194,7 +193,7 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
 
 
 def _prefix_hint(named_tensors: Mapping[str, object], saved_values: Mapping[str, object]) -> str:
-    """Return a hint at the reason for different names, such as a wrapping module; "" if unknown."""
+    """Return a hint for names that differ, for example by a wrapping module; "" if unknown."""
     for prefix in _WRAPPER_PREFIXES:
         if {f"{prefix}{name}" for name in saved_values} == {*named_tensors}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."
@@ -227,7 +226,7 @@ def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[T
 
 
 def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a copy of a dict of tensors, with DTensors as full tensors gathered from all ranks.
+    """Return a copy of a dict of tensors, in which each DTensor is gathered to a full tensor.
 
     All ranks must call this function.
     """
@@ -258,10 +257,10 @@ class _FileNames:
         """Return the name in the file of each variable, in the order of `variables`.
 
         With `requires_all=False`, a variable that is not in `named_tensors` gets the optimizer's
-        name for it. Equal names are made distinct.
+        name. Equal names are made distinct.
 
         Raises:
-            InvalidArgumentError: A variable is not in `named_tensors`, with `requires_all=True`.
+            InvalidArgumentError: With `requires_all=True`, a variable is not in `named_tensors`.
         """
         keys = keys_of(variables)
         file_names = [self._names_by_id.get(id(var)) for var in variables]
@@ -317,7 +316,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
 
 
 def _modules_with_state(module: Module | None) -> dict[str, Any]:
-    """Return {name of extra state in `state_dict`: submodule} of submodules with extra state."""
+    """Return {name in `state_dict`: submodule} of the submodules that have extra state."""
     if module is None:
         return {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))

@@ -69,12 +69,12 @@ def describe_differences(
 ) -> list[str]:
     """Return one line per difference between two results of `describe_optimizer`; [] if equal.
 
-    If the classes differ, the only line says so.
+    If the classes differ, the only line names both classes.
 
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments that loading sets; different numbers give no line.
+        loaded_names: Names of arguments whose numbers may differ, because loading sets them.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
@@ -88,10 +88,10 @@ def describe_differences(
 
 
 def _value_differences(name: str, current_value: object, saved_value: object) -> list[str]:
-    """Return one line per difference between two JSON values; `name` is the path of the values.
+    """Return one line per difference between two JSON values; [] if equal.
 
-    Objects with equal keys are compared key by key; the key is appended to the path, unless it
-    begins with "$". Any other pair of values, such as lists, gives one line if they differ.
+    `name` is the name of the values in the lines. Objects with equal keys are compared key by key;
+    keys are appended to the name, except keys with "$". Lists are compared as a whole.
     """
     if current_value == saved_value:
         return []
@@ -168,8 +168,7 @@ class _ConfigWriter(Writer):
     def __call__(self, python_value: Any, name: str) -> Any:
         """Return an argument of an optimizer, or a value inside an argument, as JSON.
 
-        Schedules, rules, optimizers, tensors, classes, dtypes and sets are encoded here, all else
-        by `Writer`. User functions, rules and schedules become {"$yours": description}.
+        User functions, rules and schedules become {"$yours": description}.
         """
         argument: object = python_value
         if isinstance(argument, LearningRateSchedule):
@@ -195,7 +194,7 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return the JSON of an argument that the registered class or function `maker` made.
+        """Return the JSON of an argument, with the name of its class or function `maker`.
 
         Return {"$yours": description} if `maker` is not in the registry `kind`.
         """
@@ -314,7 +313,7 @@ def list_schedule_states(optimizer: object) -> dict[str, dict[str, Any]]:
 
 
 def prepare_schedules(optimizer: object, states: Mapping[str, object], must_match: bool) -> Loading:
-    """Return the `Loading` that sets the states of an optimizer's schedules; nothing is set yet.
+    """Return the validated writes that set the states of an optimizer's schedules; set nothing.
 
     Args:
         states: The states from `list_schedule_states`.
@@ -340,7 +339,7 @@ def prepare_schedules(optimizer: object, states: Mapping[str, object], must_matc
 
 
 def _find_schedules(optimizer: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {path of an argument: learning-rate schedule} of the schedules that have a state.
+    """Return {path of an argument: learning-rate schedule} for all schedules with a state.
 
     Paths begin with `prefix`. Schedules of wrapped optimizers are included.
     """

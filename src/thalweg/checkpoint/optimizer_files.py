@@ -1,4 +1,4 @@
-"""Reading of optimizer states from files of other packages, without running anything in them."""
+"""Reading of other packages' optimizer states. No code of the files is executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NESTED = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
 
 
 class CodedTensor(Tensor):
-    """Stand-in for a tensor class of torchao: attributes from a file, without operations."""
+    """Stand-in for a tensor class of torchao: it has attributes from a file, but no operations."""
 
     codes: Any
     qmap: Any
@@ -33,7 +33,7 @@ class CodedTensor(Tensor):
 
 
 class SavedObject:
-    """Stand-in for an object of DeepSpeed: only the first constructor argument, as `value`."""
+    """Stand-in for an object of DeepSpeed; `value` is the first constructor argument."""
 
     value: Any = None
 
@@ -54,7 +54,8 @@ _STAND_INS: list[Any] = [
 def load_file(path: str | PathLike[str]) -> Any:
     """Return the contents of a file of `torch.save`, read with `weights_only=True`.
 
-    Tensors are on the CPU. Objects of torchao and DeepSpeed become `CodedTensor` and `SavedObject`.
+    Tensors are on the CPU. Objects of torchao become `CodedTensor`, and objects of DeepSpeed become
+    `SavedObject`.
 
     Raises:
         InvalidArgumentError: The file is damaged, or contains objects other than tensors and
@@ -80,15 +81,15 @@ def load_file(path: str | PathLike[str]) -> Any:
 
 
 def read_state(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return the state dict of an optimizer from a file of `torch.save`, or of DeepSpeed.
+    """Read the state dict of an optimizer from a file of `torch.save`, or from DeepSpeed.
 
-    Nothing in the file is executed. `load_state_dict(state, convert=True)` of `thalweg.optim`
+    Code in the file is not executed. `load_state_dict(state, convert=True)` of `thalweg.optim`
     accepts the state, even if its class is of another package.
 
     Args:
-        path: A file with the state dict, or with a dict that has it under "optimizer",
-            "optimizer_state_dict", "optim" or "optimizer_states"; the folder of a checkpoint of
-            DeepSpeed ZeRO 1 to 3; or a file written by `thalweg convert`.
+        path: A file of `torch.save`, the folder of a checkpoint of DeepSpeed ZeRO 1 to 3, or a file
+            written by `thalweg convert`. In a file of `torch.save`, the state dict may be inside a
+            dict under "optimizer", "optimizer_state_dict", "optim" or "optimizer_states".
 
     Raises:
         InvalidArgumentError: The file is damaged, or holds no state dict.

@@ -94,11 +94,10 @@ def _make_optimizer(
 
     Args:
         packages: For each group the entry of `PACKAGES` that describes its optimizer. The first
-            entry has default arguments.
-        name: The class of all groups. None takes the first class that each entry lists; different
-            classes give a `Mixed`.
-        arguments: Arguments of the constructor; a required `momentum` is 0.9 by default. With
-            `masters`, parameters are bfloat16.
+            entry's arguments are defaults of the constructor.
+        name: The class of all groups. If it is None, each group has the first class of its entry.
+            If these classes differ, the optimizer is a `Mixed`.
+        arguments: Arguments of the constructor. With `masters`, parameters are bfloat16.
     """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]
@@ -120,7 +119,7 @@ def _make_optimizer(
 def _shape_of(entries: object) -> tuple[int, ...]:
     """Return a parameter's shape, from a slot such as "exp_avg" in its state `entries`.
 
-    Return (0,) if there is no slot of this kind.
+    Return (0,) if there is no such slot.
     """
     has_entries = isinstance(entries, Mapping)
     outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}

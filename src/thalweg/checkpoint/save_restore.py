@@ -131,7 +131,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Return the contents that `save` writes, copied while no step runs.
 
-    All other arguments, and errors, are as for `save`.
+    Parameters that are not listed here, and errors, are as for `save`.
 
     Args:
         metrics: Optional. {name: number} to save.
@@ -213,9 +213,9 @@ def save(
 
     Args:
         path: The file. An existing file is replaced once the new file is complete.
-        optimizer: Optional. An optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
-            `optimize_loss`: its state, class and arguments are saved, but only the names of your
-            own functions and rules. Or an optimizer of `thalweg.optim` or `torch.optim`: its state
+        optimizer: Optional. For an optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
+            `optimize_loss`, the state, class and arguments are saved, but only the names of your
+            own functions and rules. For an optimizer of `thalweg.optim` or `torch.optim`, the state
             and groups are saved, and `restore` needs an optimizer of this class.
         variables: Optional. {name: tensor}, or a list of tensors that have names.
         module: Optional. A module whose parameters, persistent buffers and extra states are saved.
@@ -267,8 +267,8 @@ def restore(
 
     Args:
         path: The file; ".safetensors" may be left off.
-        optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
-            describes one. False ignores the file's optimizer, for a model that is not trained.
+        optimizer: Optional. The optimizer to restore. By default, a new optimizer is made if the
+            file has an optimizer. False ignores it, for a model that is not trained.
         variables, module: The variables to set, as for `save`. Names, shapes and dtypes must equal
             those in the file. Without both, the file's variables are ignored with a
             `CheckpointWarning`; `variables=False` suppresses the warning.
@@ -290,7 +290,7 @@ def restore(
             names the function that reads it.
         UnsafeCheckpointError: The file is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
-        NotFoundError: `optimizer` is None, and a new one would need parameters or user code.
+        NotFoundError: A new optimizer would need parameters or user code.
         InvalidConfigError: The file's description of the training is invalid.
         FailedPreconditionError: The optimizer's state is variables of a graph.
     """
@@ -329,7 +329,7 @@ def restore(
 def _open_checkpoint(
     path: Path, progress: Progress | None
 ) -> tuple[str, dict[str, Any], JsonReader]:
-    """Return (path of a file, its document, a reader of its memory-mapped tensors).
+    """Return (path of the file, JSON document in it, decoder with its memory-mapped tensors).
 
     Raises:
         InvalidConfigError: The file does not contain a training.
@@ -348,9 +348,9 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`; `names` becomes `Restored.left`.
+    """Return the result of `restore`. Its `extra` is decoded by `copying_reader`.
 
-    `copying_reader` decodes `extra`, so its tensors do not depend on the memory-mapped file.
+    So tensors in `extra` do not depend on the memory-mapped file. `names` becomes `left`.
     """
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(
@@ -385,7 +385,7 @@ def _choose_optimizer(
     check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """Return `optimizer`, or a new optimizer as the file describes it if `optimizer` is None.
+    """Return `optimizer`, or a new optimizer from the file if `optimizer` is None.
 
     Return None if `optimizer` is False, or if `optimizer` is None and the file has no optimizer.
 
@@ -393,11 +393,11 @@ def _choose_optimizer(
         optimizer: The user's optimizer, None, or False to restore no optimizer.
         named_tensors: {name: variable}, for arguments that are variables.
         check_arguments: True to raise if arguments differ. A different class always raises.
-        convert: True to accept different values of the arguments that `convert` changes.
+        convert: True to ignore differences that `convert=True` of `restore` accepts.
 
     Raises:
         CheckpointMismatchError: The user's optimizer has another class or other arguments, or the
-            file has none.
+            file has no optimizer.
         NotFoundError: The class or an argument of a new optimizer is user code.
     """
     if optimizer is False:
@@ -436,9 +436,9 @@ def _prepare_optimizer(
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the `Loading`s that set the states of an optimizer and its schedules; [] for None.
+    """Return the validated writes that set the states of an optimizer and of its schedules.
 
-    Nothing is set yet. A context that holds the optimizer's lock is entered in `exit_stack`.
+    Return [] if `optimizer` is None. The optimizer is locked until `exit_stack` is closed.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes of the state differ.
@@ -472,7 +472,7 @@ def _name_file_in_errors(path: str) -> Generator[None]:
 
 
 def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Return the section of a document, decoded; it must be a dictionary with strings as keys.
+    """Return a decoded section of a document. The section must be a dict with strings as keys.
 
     Raises:
         InvalidConfigError: The decoded section has another type.
@@ -486,7 +486,9 @@ def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str)
 
 
 def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any]:
-    """Return a copy of a document with defaults for missing sections, and None for an invalid step.
+    """Return a copy of a document with defaults for missing sections.
+
+    An invalid step becomes None.
 
     Raises:
         InvalidConfigError: The document is not of a training, or a section has an invalid type.

@@ -47,10 +47,10 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """Yield the powers beta, beta**2, ... (stored after 0, 1, ... steps) in 1-D arrays.
+    """Yield the powers beta, beta**2, ... in one-dimensional arrays of the dtype of `beta`.
 
-    Powers are rounded to the dtype of `beta`, a NumPy scalar; subnormal powers are 0. The last
-    array ends with 0. With a beta of 1, the iterator is endless.
+    The first power is the power after 0 steps. Subnormal powers are 0, and the last array ends with
+    0. With a beta of 1, the iterator is endless.
     """
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
@@ -75,10 +75,9 @@ def power_after(beta: Any, steps: int) -> Any:
 
 
 def steps_of(power: Any, beta: Any) -> int | None:
-    """Return the number of steps after which the power of `beta` is `power`; None if unknown.
+    """Return the only step count after which the power of `beta` is `power`; else None.
 
-    The count is unknown if no step count or several step counts give `power`. Several do if `power`
-    is 0, if `beta` is 1, or if rounding leaves a power unchanged.
+    Several step counts give a power of 0, or a power that rounding leaves unchanged.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
@@ -110,12 +109,12 @@ def beta_of(power: Any, steps: int) -> Any:
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
     """Return the step count and the betas that give an optimizer's powers to the bit.
 
-    A step count in `counters` is preferred, then one with common betas such as 0.9. If no step
-    count explains all powers, or if several do, the result's count is None, and its notes have the
-    reason. If all powers are 0, the count is the first of `counters`, or None.
+    A step count in `counters` is preferred, then a step count with common betas such as 0.9. If no
+    step count or several step counts explain all powers, the result has count None, and notes with
+    the reason. If all powers are 0, the count is the first of `counters`, or None.
 
     Args:
-        powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
+        powers: {name of the beta: power}, such as {"beta1": 0.9}.
         counters: {name: step count} of variables in the file.
     """
     # Powers that underflowed to 0 imply nothing.

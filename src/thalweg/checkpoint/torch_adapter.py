@@ -73,8 +73,8 @@ class TorchOptimizerAdapter:
     def title(self) -> str:
         """Name of the optimizer's class in checkpoints, such as "torch.optim.Adam".
 
-        A class of `thalweg.optim` that replaces a torch class has the torch name. A user's class
-        has "mine:" and its name without a package.
+        A `thalweg.optim` class that replaces a torch class has the torch name. A user's class has
+        the prefix "mine:" and no package.
         """
         cls: type[Any] = self.optimizer.__class__
         if not cls.__module__.startswith(OF_TORCH):
@@ -106,7 +106,7 @@ class TorchOptimizerAdapter:
     def _locked(self) -> AbstractContextManager[Any]:
         """Return a context manager that blocks a fused optimizer's steps in other threads.
 
-        For an optimizer of torch it does nothing.
+        For an optimizer of torch, the context manager does nothing.
 
         Raises:
             FailedPreconditionError: The call is between a backward pass that applied gradients and
@@ -125,10 +125,10 @@ class TorchOptimizerAdapter:
         return cache.lock
 
     def _arguments(self) -> dict[str, Any]:
-        """Return {name: value} of everything that must equal the saved optimizer.
+        """Return {name: value} of all settings that a loaded state must match.
 
-        The values are the group options other than numbers, the number of groups, the rule, and the
-        arguments of a fused optimizer.
+        The settings are the group options other than numbers, the number of groups, the rule, and
+        the arguments of a fused optimizer.
         """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
@@ -143,7 +143,7 @@ class TorchOptimizerAdapter:
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        """Return {"state": {parameter name: entries}, "groups": groups} as copies.
+        """Return copies of the state: {"state": {parameter name: entries}, "groups": groups}.
 
         "params" of a group has parameter names.
 
@@ -173,7 +173,7 @@ class TorchOptimizerAdapter:
     def _loading(
         self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        """Validate a state from `_saved`; yield the `Loading` that sets it.
+        """Validate a state from `_saved`; yield a `Loading`, the writes that set the state.
 
         Steps in other threads are blocked until the `with` block ends.
 
@@ -215,10 +215,9 @@ class TorchOptimizerAdapter:
     def _reorder_params(
         self, saved_groups: list[Group], param_names: Mapping[Tensor, str]
     ) -> list[Group]:
-        """Return the saved groups with their parameters in the order of the optimizer's groups.
+        """Return copies of the saved groups with parameters in the order of the optimizer's groups.
 
-        A saved group with names that the optimizer's group lacks is returned unchanged; the caller
-        validates names.
+        A saved group with other parameters is returned unchanged; the caller validates names.
         """
         ordered_groups: list[Group] = []
         for index, saved_group in enumerate(saved_groups):
@@ -232,18 +231,18 @@ class TorchOptimizerAdapter:
         self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
         errors: list[str], missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
-        """Return the writes that load a state; nothing is set here.
+        """Return the writes that load a state; set nothing.
 
         Args:
             saved_states: {parameter name: saved state}.
             saved_groups: The saved groups, as many as the optimizer has.
             param_names: {parameter: name} of the optimizer.
-            errors: Differences are appended.
-            missing: Keys of state that the file lacks, and that will be set to the parameter's
-                value, are appended.
+            errors: A list to which differences are appended.
+            missing: A list to which names of missing state are appended, which the writes
+                initialize.
 
         Returns:
-            Pairs of a state entry and its new value, and calls that set groups and all other state.
+            Pairs of a state entry and its new value, and functions that set groups and other state.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
@@ -288,13 +287,12 @@ class TorchOptimizerAdapter:
         may_create_slots: bool,
         checked_values: set[object],
     ) -> list[str]:
-        """Return why a step with a parameter's saved state would fail; [] if it would not.
+        """Return the reasons why a step with a saved state would fail; [] if there are none.
 
         Args:
             arguments: The group, the parameter's saved state, the parameter, and its name.
             may_create_slots: True if slots may be missing.
-            checked_values: Combinations of group, rule and numbers that were checked before, and
-                are not checked again; new combinations are added.
+            checked_values: A cache of numbers that were checked before; extended in place.
         """
         if self._checker is None:
             return []
@@ -302,7 +300,7 @@ class TorchOptimizerAdapter:
         return errors or self._checker._unfit_numbers(*arguments, checked_values)
 
     def _unfit_options(self, options: Group, index: int) -> list[str]:
-        """Return why a step with the options of group `index` would fail; [] if it would not."""
+        """Return the reasons why a step with the options of group `index` would fail; else []."""
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_options(options, index)
@@ -324,16 +322,15 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of state that loading must initialize with the parameter's value.
+        """Return the keys of missing state that loading must set to the parameter's value.
 
-        With `convert=True`, these are the keys of options' state, such as averages, that the file
-        lacks. Without it, return [], and report the keys as errors. For a parameter that has taken
-        no step, nothing is reported.
+        Only state of options, such as averages, is initialized. Without `convert=True`, return [].
 
         Args:
             param_name: The parameter's name, for errors.
-            errors: Without conversion, one line per key is appended.
-            missing: With conversion, the keys are appended.
+            errors: Without `convert=True`, one line per key is appended.
+            missing: With `convert=True`, the keys are appended. This is left out for a parameter
+                before its first step.
         """
         if not self._is_fused:
             return []
@@ -374,7 +371,7 @@ class TorchOptimizerAdapter:
         return new_state
 
     def _merge_options(self, group: Group, saved_group: Group) -> Group:
-        """Return `group` with the numbers of `saved_group`; options that are not numbers stay.
+        """Return `group` with the numbers of `saved_group`; all other options are unchanged.
 
         A number that is None in the file, such as `heads`, becomes None.
         """
@@ -399,8 +396,7 @@ class TorchOptimizerAdapter:
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
     """Return an optimizer of `thalweg.optim` that can check states of the torch class `cls`.
 
-    It is made without `__init__`, so it has neither groups nor state. Return None if `cls` is a
-    user's class, or `thalweg.optim` lacks it.
+    The optimizer has neither groups nor state. Return None if `thalweg.optim` lacks the class.
     """
     kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
@@ -419,8 +415,8 @@ def without_converted(
 ) -> dict[str, Any]:
     """Return a copy of `description` without the arguments that `convert=True` may change.
 
-    These are the arguments for state storage, split weights and random rounding. If one of the two
-    descriptions has split weights, `masters` is left out, too.
+    The arguments are for state storage, split weights and random rounding. If `description` or
+    `other_config` has split weights, `masters` is removed, too.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
     if any(_SPLIT in description["arguments"] for description in (description, other_config)):

@@ -1,6 +1,6 @@
 """Conformance: comparison of an external torch-style optimizer with one of this library.
 
-`compare` says whether both take the same steps; `thalweg conform` is the command.
+`compare` reports if two optimizers take equal steps; `thalweg conform` is the command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Argument changes that may make two optimizers agree, which are tried one at a time.
+"""Trials of changed arguments, one at a time, that may make two optimizers agree.
 
-Every boolean argument is inverted, except `maximize` and those that choose how a step is computed
-(`candidate.MACHINERY`). An argument of both takes the value of the other optimizer. Arguments named
-in `VALUES` take the values of that table.
+Boolean arguments are inverted, except `maximize` and the arguments in `candidate.MACHINERY`, which
+choose how a step is computed. If both optimizers have an argument, each tries the value of the
+opposite optimizer. Arguments named in `VALUES` take the values of that table.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ SHARED_VALUES: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
 def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
-    """Yield (description, external candidate, native candidate) for each argument change.
+    """Yield (description, external candidate, native candidate) for each trial.
 
-    Either candidate is a copy with one changed argument, or both are for `SHARED_VALUES`.
+    A trial changes one argument of one candidate. A trial of `SHARED_VALUES` changes an argument
+    of both candidates. A changed candidate is a copy.
     """
     external_values, native_values = external.known_values(), native.known_values()
     for name, value in _list_changes(external_values, native_values):
@@ -56,10 +57,10 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 def _list_changes(
     arguments: dict[str, object], counterpart: dict[str, Any]
 ) -> Iterator[tuple[str, object]]:
-    """Yield (name, new value) for each change of one of `arguments`, without repetition.
+    """Yield (name, new value) for each trial of a candidate, without repetition.
 
-    A bool is inverted. Any other argument takes the value in `counterpart`, the arguments of the
-    other optimizer, and then the values in `VALUES`.
+    A bool is inverted. Any other argument takes its value in `counterpart`, the arguments of the
+    opposite candidate, and then the values in `VALUES`.
     """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":

@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass
 class AtlasRow:
-    """Optimizer of this library, common arguments, and one cell per column (package)."""
+    """Optimizer of this library, arguments for all its comparisons, and one cell per package."""
 
     optimizer: str
     rule: str
@@ -80,8 +80,6 @@ class Atlas:
     """Table of the comparisons of all optimizers and packages.
 
     Attributes:
-        columns: The packages.
-        rows: The optimizers.
         seconds: The time limit per class.
         steps: The number of steps per class.
         versions: The versions of thalweg and torch.
@@ -121,9 +119,9 @@ class Atlas:
 
 
 def read_list(path: Path | None = None) -> Atlas:
-    """Return the atlas of packages and classes in a JSON file, by default `LIST`; no verdicts yet.
+    """Return an atlas without verdicts from a JSON file of packages and classes.
 
-    Raise ConformError if the file is not such a list.
+    The file is `LIST` if `path` is None. Raise ConformError if the file is invalid.
     """
     path = path or LIST
     try:
@@ -206,7 +204,7 @@ def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
 
 
 def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
-    """Run a command for at most `seconds`, kill its group; return (output, reason of failure)."""
+    """Run a command for at most `seconds`; return (output, reason of failure or "")."""
     # A descendant process would hold a pipe open, but not a file.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(

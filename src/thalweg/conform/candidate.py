@@ -34,7 +34,7 @@ class Candidate:
     group: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def with_arguments(self, **arguments: object) -> Candidate:
-        """Return a copy with further arguments; raise ConformError if one does not exist."""
+        """Return a copy with further arguments; raise ConformError for an unknown argument."""
         parameters = self._parameters()
         kinds = {parameter.kind for parameter in parameters.values()}
         has_kwargs = inspect.Parameter.VAR_KEYWORD in kinds
@@ -101,9 +101,10 @@ def as_side(candidate: Any, name: str = "") -> Candidate:
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
-    """Return {name: value} of external arguments that the native optimizer can take over.
+    """Return {name: value} of the arguments of `external` to copy to `native`.
 
-    These are arguments of both with defaults of similar type, which are not set for `native`.
+    The value may be a default of `external`. Copied are arguments that `native` knows and has not
+    set, if the value has the type of the default in `native`. `MACHINERY` is left out.
     """
     defaults = native.defaults()
     return {

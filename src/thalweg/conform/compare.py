@@ -28,14 +28,13 @@ Steps = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Element that differs most in the first step and parameter in which two optimizers differ.
+    """Element with the largest difference in the first step and parameter with a difference.
 
     For the verdict "parts", differences that count as rounding are ignored.
 
     Attributes:
         step: The number of the step, from 1.
         parameter: The index of the parameter, from 0.
-        shape: The parameter's shape.
         element: The index of the element that differs most.
         theirs: The element's value by the external optimizer.
         ours: The element's value by this library's optimizer.
@@ -58,7 +57,6 @@ class Outcome:
             (distance from the start); or "parts" for a larger difference.
         difference: The largest norm of a parameter's difference after the last step, divided by
             the norm of the parameter's movement.
-        steps: The number of steps taken.
         way: The protocol of the external optimizer: "list", "groups" or "model"; "closure".
         theirs: The external optimizer's arguments.
         ours: The arguments of this library's optimizer.
@@ -136,7 +134,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
     """Return (verdict, relative difference after the last step, first divergence or None).
 
-    The arguments have a list of all parameters before the first step and after each step.
+    `external` and `native` are results of `drive`.
     """
     movements = [_movement_of(external, index) for index in range(len(external[0]))]
     largest = 0.0
@@ -162,9 +160,9 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
-    """Return the result of `drive`; raise ConformError if a second run differs.
+    """Return the result of `drive`.
 
-    Also raise if no parameter moves.
+    Raise ConformError if a second run differs, or if no parameter moves.
     """
     # Another seed reveals optimizers that draw random numbers.
     snapshots, repeats = (drive(candidate, protocol, steps, seed) for seed in (0, 1))

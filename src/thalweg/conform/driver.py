@@ -49,9 +49,10 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a protocol for each candidate by which it takes a step.
+    """Return a protocol for each candidate, with which the candidate can take a step.
 
-    All protocols have parameters of all shapes or, if a candidate rejects these, only matrices.
+    All protocols use parameters of several shapes. If a candidate rejects a shape, all protocols
+    use only matrices.
 
     Raises:
         ConformError: An argument is missing, or no protocol works; lists the causes.
@@ -66,7 +67,7 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
-    """Return the first protocol by which `side` takes a step; raise ConformError if all fail."""
+    """Return the first protocol with which `side` can take a step; raise ConformError if none."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     # The first message of each cause.
@@ -89,7 +90,6 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
 
     Args:
         side: The constructor of the optimizer and its arguments.
-        protocol: The protocol of construction and steps.
         seed: The seed of torch's CPU generator; the generator's state is restored afterwards.
 
     Raises:

@@ -15,11 +15,11 @@ from thalweg.errors import did_you_mean
 
 
 def load_class(name: str) -> tuple[Candidate, str]:
-    """Return (candidate, note on the import) for `PACKAGE:CLASS` or `file.py:CLASS`.
+    """Return (candidate, note) for `PACKAGE:CLASS` or `file.py:CLASS`.
 
-    If the parent package needs a module that is not installed, import the class's module alone,
-    with an empty parent in `sys.modules`; the note then says so, and else is "". Raise ConformError
-    if the import fails, or the module has no optimizer class of that name.
+    The top-level package may need a module that is not installed. Then import the module of the
+    class alone, with an empty top-level package in `sys.modules`, and describe this in the note.
+    Otherwise the note is "". Raise ConformError if the import fails or the class is missing.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file
@@ -43,7 +43,7 @@ def load_class(name: str) -> tuple[Candidate, str]:
 
 
 def _import_module(package: str) -> tuple[ModuleType, str]:
-    """Import the module `package`; return (module, note), as described for `load_class`.
+    """Import the module `package`; return (module, note) as `load_class` does.
 
     Raise ConformError if the import fails.
     """

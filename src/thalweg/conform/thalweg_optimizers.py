@@ -23,12 +23,12 @@ _IGNORED = {"self", "name", "use_locking", "gradient_aggregator", "gradient_tran
 
 
 def find_rule(name: str) -> Candidate:
-    """Return the candidate for a name of `thalweg rules`, or for `file.py:NAME` of a rule.
+    """Return the candidate for a name of `thalweg rules`, or for the rule NAME in `file.py:NAME`.
 
     `PACKAGE:CLASS` imports an optimizer of another package.
 
     Raises:
-        ConformError: The name is unknown; suggests similar names.
+        ConformError: The name is unknown; the message suggests similar names.
     """
     if names_file(name):
         return _load_rule(name)
@@ -51,7 +51,7 @@ def find_rule(name: str) -> Candidate:
 
 
 def find_like(name: str) -> Candidate:
-    """Return the candidate for a class name of `thalweg.optim`, or else of another API of thalweg.
+    """Return the candidate for a class name, searched in `thalweg.optim` first, then in other APIs.
 
     Raise ConformError if the name is unknown.
     """

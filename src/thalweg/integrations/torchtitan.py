@@ -66,10 +66,8 @@ class MixedOptimizers(OptimizersContainer):
 def _groups(module: nn.Module, configs: list[ParamGroupConfig]) -> list[dict[str, Any]]:
     """Return a group of trainable parameters for each element of `configs`.
 
-    A parameter is in the group of the first `config.pattern` that its name matches.
-
-    Raises:
-        InvalidArgumentError: A group would be empty, or a parameter matches no pattern.
+    A parameter is in the group of the first `config.pattern` that its name matches. Raise
+    InvalidArgumentError if a group would be empty, or a parameter matches no pattern.
     """
     groups: list[dict[str, Any]] = [
         {"params": [], "rule": config.optimizer_name, **config.optimizer_kwargs}

@@ -124,7 +124,7 @@ def _handlers() -> Any:
 
 
 def _added_member(name: str) -> Any:
-    """Return the member of `OptimizerNames` with a value; add the member if missing."""
+    """Return the member of the enum `OptimizerNames` with the value `name`; add it if missing."""
     members: Any = OptimizerNames
     # Enums with members cannot be extended, but `TrainingArguments` accepts only members.
     if name not in members._value2member_map_:
@@ -138,8 +138,7 @@ def _added_member(name: str) -> Any:
 def _read_options(text: str | None) -> dict[str, Any]:
     """Return {option: value} from a text such as "ema_decay=0.999,nesterov=true".
 
-    Raises:
-        InvalidArgumentError: An entry has no "=".
+    Raise InvalidArgumentError if an entry has no "=".
     """
     options: dict[str, Any] = {}
     for entry in (text or "").replace(" ", "").split(","):

@@ -10,7 +10,6 @@ def require_version(package: str, minimum: str) -> None:
     """Raise ImportError if a package is missing or older than `minimum`.
 
     Args:
-        package: The name of the distribution.
         minimum: The first supported version, such as "5.1".
     """
     installed = version(package)

@@ -25,7 +25,7 @@ def get_session(op_input_list: Sequence[object] = ()) -> Any:
     calls.
 
     Args:
-        op_input_list: Optional. Tensors and variables of the graph that the session shall run.
+        op_input_list: Optional. Tensors and variables of a graph; the session must run this graph.
 
     Raises:
         FailedPreconditionError: No module that builds graphs was imported.

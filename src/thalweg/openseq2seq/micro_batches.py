@@ -115,4 +115,4 @@ class _Count(Entry):
         return [partial(setattr, self.batches, "count", int(value))]
 
 
-OPTIMIZERS.tell("openseq2seq:optimize_loss", TrainingStep, MicroBatchStep)
+OPTIMIZERS.add("openseq2seq:optimize_loss", TrainingStep, MicroBatchStep)

@@ -1,13 +1,13 @@
 """`torch.optim`, with steps in one pass over memory: `from thalweg import optim`.
 
 All names of `torch.optim` are here. Twelve classes take their steps in one pass, and `Adafactor` in
-three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) come from torch. `Lion`,
-`Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed` runs several of them in
-one step, each on separate groups, which `groups` and `hidden_matrices` choose. `tensorflow` has
-TensorFlow's optimizers in the same form, and `RuleOptimizer` any rule.
+three, with torch's numbers; all other names (`LBFGS`, `lr_scheduler`, ...) come from torch. `Lion`,
+`Adan`, `LAMB` and further optimizers, which torch lacks, have torch's form. `Mixed` runs several of
+these rules in one step, on separate groups; `groups` and `hidden_matrices` choose the groups.
+`tensorflow` has TensorFlow's optimizers in torch's form, and `RuleOptimizer` runs any rule.
 
-Modules are here, too: `thalweg.optim.adamw` has the class of this package, and
-`thalweg.optim.lr_scheduler`, `swa_utils`, `optimizer` and `lbfgs` are those of torch.
+Modules are here, too: `thalweg.optim.adamw` has the class of this package;
+`thalweg.optim.lr_scheduler`, `swa_utils`, `optimizer` and `lbfgs` come from torch.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ _MOST_SETS = 4
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
     """Return a replayable step in which parameters with state may lack a gradient.
 
-    Return None if no gradient is absent, or if the step cannot be planned. From then on, the
-    optimizer keeps plans for each set of parameters with a gradient; see `select_set`.
+    If the step cannot be planned, or if no gradient is absent, return None. Then `select_set` keeps
+    separate plans for each set of parameters with a gradient.
 
     Args:
-        optimizer: The optimizer. Only its plans and the tensors of its step counts change.
+        optimizer: The optimizer. Its plans change, and new tensors may replace its step counts.
         kind: The class of the result: `ReplayedStep` or a subclass.
     """
     absent, adapters = _make_stand_ins(optimizer), ()
@@ -61,8 +61,8 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 def select_set(optimizer: Any) -> None:
     """Switch the step cache to the plans for the parameters that have a gradient now.
 
-    Do nothing if these parameters are those of the last step. Store the last step's plans in
-    `step_cache.sets`, which must not be None. If `sets` is full, drop its oldest plans.
+    Do nothing if the last step had gradients of exactly these parameters. Store the last step's
+    plans in `step_cache.sets`, which must not be None. If `sets` is full, drop its oldest plans.
     """
     cache, gradient_set = optimizer.step_cache, gradient_set_of(optimizer.param_groups)
     if gradient_set == cache.gradient_set:

@@ -70,8 +70,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 def _read_eps(eps: Any) -> tuple[float | None, float]:
     """Return the two numbers of `eps` as floats; the first may be None.
 
-    Raises:
-        InvalidTypeError: `eps` is neither two numbers nor None and a number.
+    Raise InvalidTypeError if `eps` is neither two numbers nor None and a number.
     """
     try:
         root_floor, of_variable = eps

@@ -1,7 +1,7 @@
-"""Descriptions of constructor arguments that have one meaning in most optimizer classes.
+"""Descriptions of constructor arguments with one meaning in most optimizer classes.
 
-What one means in a class alone is said in the docstring of that class, which is looked at first;
-keywords of options are said in `thalweg._core.options`.
+A description in the docstring of a class has priority. Options are described in
+`thalweg._core.options`.
 """
 
 NOTES = """Arguments of optimizers of torch's kind.

@@ -47,12 +47,12 @@ def kind_of(rule: object) -> Any:
 
 
 def is_named(name: str) -> bool:
-    """Return True if a class of this package has this name."""
+    """Return True if a class of this package has the name `name`."""
     return name in KINDS
 
 
 @cache
 def class_named(name: str) -> Any:
-    """Return the class of this package with this name."""
+    """Return the class of this package with the name `name`."""
     module = importlib.import_module(f"thalweg.optim.{HOMES.get(name, 'classes')}")
     return getattr(module, name)

@@ -35,7 +35,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
 
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; decay is multiplied by the rate.
+    """`torch.optim.AdamW` in one pass; decay is decoupled and multiplied by the learning rate.
 
     Args:
         weight_decay: The fraction of each parameter that a step subtracts, times the rate.
@@ -75,7 +75,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would write outside a tensor; copy momenta that it would corrupt.
+        """Raise if torch's step would write outside a tensor; copy momenta with an offset.
 
         Torch adds a sparse gradient at the wrong elements of a momentum with a storage offset.
         So a copy without an offset replaces this momentum in `state`.
@@ -209,7 +209,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
 
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
-    """`torch.optim.SparseAdam` in one pass over the rows of a sparse gradient; all else stays.
+    """`torch.optim.SparseAdam` in one pass; changes only the rows of a sparse gradient.
 
     `state[p]` holds `step`, a Python number, `exp_avg` and `exp_avg_sq`.
 

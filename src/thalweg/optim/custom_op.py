@@ -33,12 +33,9 @@ _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class Operands:
-    """Operands of the step operation of an optimizer, as Dynamo sees them.
+    """Tensors that the operation `thalweg::step` of an optimizer reads and writes in graphs.
 
     The lists change only between calls, since an operation must find the tensors of its graph.
-
-    Args:
-        optimizer: The optimizer.
 
     Attributes:
         handle: Key by which the operation finds the optimizer: a number as text, because Dynamo
@@ -68,10 +65,10 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return a list with a callable that makes an optimizer's tensors the operands.
+        """Return a list with a callable that stores an optimizer's present tensors as the operands.
 
-        The tensors are determined now: parameters, and slots whose `id` is not in `excluded_ids`.
-        Return [] if no graph has read the operands.
+        The tensors are the parameters, and slots whose `id` is not in `excluded_ids`. Return [] if
+        no operands are stored so far.
         """
         if not self.parameters:
             return []
@@ -113,9 +110,10 @@ def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 def can_be_taken(handle: str) -> bool:
     """Update the operands of an optimizer; return True if a graph may contain its steps.
 
-    Return False if the optimizer accumulates, updates in the backward pass or differentiates its
-    steps, or if a tensor is not a plain dense CPU tensor. Dynamo calls this function while it
-    traces, and treats the result as a constant.
+    `handle` is `Operands.handle` of the optimizer. Return False if the optimizer accumulates,
+    updates in the backward pass or differentiates its steps. Also return False if a tensor is not a
+    plain dense CPU tensor. Dynamo calls this function during tracing, and treats the result as a
+    constant.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
@@ -173,10 +171,13 @@ def _step(
     slots: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    """Take a step of the optimizer with the handle `optimizer`.
+    """Take a step of an optimizer on tensors of the graph, in place.
 
-    The step updates tensors of the graph: `parameters`, which have a gradient, and `slots`.
-    `gradients` has an entry for each parameter of the optimizer; None skips the parameter.
+    Args:
+        optimizer: The handle of the optimizer.
+        parameters: The graph's tensors for parameters with a gradient.
+        slots: The graph's tensors for the slots.
+        gradients: A gradient for each parameter of the optimizer, or None to skip the parameter.
     """
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands
@@ -208,10 +209,10 @@ def _share_versions() -> Generator[None]:
 
 
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
-    """Return a context manager in which the optimizer's tensors have the values of the graph's.
+    """Return a context manager in which an optimizer steps on values of a graph's tensors.
 
-    On exit, copy the results to the graph's tensors, and restore the optimizer's former values.
-    The graph itself decides later which tensors it updates.
+    On entry, copy the graph's tensors to the optimizer's. On exit, copy the results to the graph's
+    tensors, and restore the optimizer's former values.
 
     Args:
         pairs: (tensor of the optimizer, tensor of the graph). Pairs that share memory are skipped.
@@ -228,7 +229,10 @@ def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
 
 def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
-    """Return a context manager that sets `param.grad` of parameters, and restores it on exit."""
+    """Return a context manager that sets `param.grad` of all `params` to `gradients`.
+
+    On exit, restore the gradients that the parameters have at the call of this function.
+    """
     former_grads = [param.grad for param in params]
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))

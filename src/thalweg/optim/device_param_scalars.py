@@ -1,4 +1,4 @@
-"""Per-parameter numbers, such as step counts, that exist on a device only; see `param_scalars`."""
+"""Per-parameter numbers, such as step counts, stored on a device only; see `param_scalars`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DeviceColumn:
         return partial(self.common.copy_, self._choose_numbers(values, apply_flag))
 
     def _choose_numbers(self, values: Tensor, apply_flag: Tensor | None) -> Tensor:
-        """Return the numbers after a step: new ones if the device applies it, else the present."""
+        """Return the new numbers if the device applies the step, else the present numbers."""
         next_values = values.to(self.dtype)
         return (
             next_values if apply_flag is None else torch.where(apply_flag, next_values, self.common)

@@ -1,4 +1,4 @@
-"""Removal of state entries that belong to options which the optimizer does not have."""
+"""Removal of state entries that no option of the optimizer uses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SUMS = (
 def drop_option_state(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return (state without entries that no option of the optimizer uses, warnings about them).
+    """Return (state without entries that no option of the optimizer uses, list of warnings).
 
     Steps would not update an unused entry, and a later load with the option would read old values.
-    An entry of 16 bits is removed even if its option is on: torch's loader has rounded it.
+    An entry of 16 bits is also removed if its option is on, since torch's loader has rounded it.
 
     Args:
         saved_state: The state dict, in a valid form; not changed.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
-    """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
+    """Return a map from DTensors to local parts; return None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
     # Imported late: programs without DTensors need nothing of `thalweg.distribute`.
@@ -37,7 +37,6 @@ def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> Loc
     """Return the object that reduces norms and gathers matrices over ranks in one step.
 
     Args:
-        shards: The local parts of DTensors.
         team: The process group of the step; None if the step sends no messages.
     """
     from thalweg.distribute.sharding.dtensor_step import LocalStep
@@ -77,7 +76,6 @@ def place_pairs_on_mesh(
     All ranks call this. A gradient that is not a DTensor stays unchanged.
 
     Args:
-        pairs: Gradients and parameters.
         team: Optional. The process group. Its ranks synchronize before they redistribute gradients.
 
     Raises:
@@ -113,9 +111,9 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return True if the shard of some rank begins or ends inside a block of a codec.
+    """Return True if some rank's shard splits a block of `block` elements in the last dimension.
 
-    `block` is the number of elements of a block.
+    Blocks begin at multiples of `block`. A short block at the end also counts as split.
     """
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 

@@ -1,4 +1,4 @@
-"""Gradients that lie in a few buffers, and stay there: one memset clears them all."""
+"""Gradients as views of a few buffers, which are cleared by one memset each."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class FlatGradients:
     def clear(self) -> None:
         """Set all gradients to 0 in place.
 
-        A gradient that other code assigned is replaced by its view. Gradients of frozen parameters
-        become None.
+        If other code assigned a gradient, put the view of the buffer back. Gradients of frozen
+        parameters become None.
 
         Raises:
             LayoutError: A buffer has no memory that holds its elements.

@@ -31,8 +31,6 @@ def mixed_for_model(
 
     Args:
         rule: The name of a class for matrices, such as "Muon".
-        module: The model.
-        adamw: Options of AdamW.
         layouts, output, inputs: Arguments of `matrix_layouts`, which selects the matrices.
         options: Options of the rule, and options of the constructor of `Mixed`.
 
@@ -77,7 +75,6 @@ def _check_names(
 
     Args:
         label: The name of the argument or function that took the options, for the message.
-        options: The options by name.
         more_names: Further names that the message may suggest.
     """
     for name in options:

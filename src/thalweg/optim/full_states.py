@@ -1,4 +1,4 @@
-"""States with full tensors for DTensor parameters: ranks cut or gather their parts."""
+"""States with full tensors for DTensor parameters: cutting of shards, and gathering."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part, as a DTensor, of a slot with another shape than its parameter.
+    """Return this rank's part, as a DTensor, of a slot whose shape differs from its parameter's.
 
     Return `full` itself if it has an unexpected shape.
     """
@@ -141,9 +141,9 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor on the CPU of rank 0, and an empty tensor on other ranks.
+    """Return the full tensor of a DTensor on the CPU of rank 0; return an empty tensor elsewhere.
 
-    All ranks call this. A tensor that is not a DTensor is returned unchanged.
+    All ranks call this function. A tensor that is not a DTensor is returned unchanged.
     """
     shards = make_local_shards([tensor])
     if shards is None:

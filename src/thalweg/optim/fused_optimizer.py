@@ -49,7 +49,7 @@ from thalweg.errors import (
 from thalweg.formula import Rule
 from thalweg.optim.custom_op import forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
-from thalweg.optim.grad_scaler import annotate_errors
+from thalweg.optim.grad_scaler import StepNotes, annotate_errors
 from thalweg.optim.group_checks import GroupChecks
 from thalweg.optim.group_options import check_options_held
 from thalweg.optim.param_scalars import STEP
@@ -156,8 +156,8 @@ class FusedOptimizer(GroupChecks):
             param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: The argument is not a group, an option is not a number, or an
-                option belongs to the constructor.
+            TypeError, ValueError: The argument is not a group, an option is not a number, or only
+                the constructor accepts an option.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
@@ -176,7 +176,7 @@ class FusedOptimizer(GroupChecks):
             self._begin()
 
     def _complete(self) -> None:
-        """Prepare the last group of `param_groups`, and validate it, before its first step."""
+        """Prepare and validate the last group of `param_groups` before its first step."""
 
     def _warn_of_zeros(self, params: Sequence[Tensor], group_indices: Sequence[int]) -> None:
         """Warn of each new all-zero parameter on which the rule or an option has no effect."""
@@ -223,7 +223,7 @@ class FusedOptimizer(GroupChecks):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply the options to new parameters; register hooks, flatten gradients, and so on.
+        """Apply the constructor's options to new parameters, such as hooks and flat gradients.
 
         Args:
             is_copy: True for a copied or unpickled optimizer, whose parameters are all new. False
@@ -352,10 +352,14 @@ class FusedOptimizer(GroupChecks):
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @annotate_errors
-    def _step(self, closure: Callable[[], object] | None = None) -> Any:
+    def _step(self, closure: Callable[[], object] | None, results: StepNotes) -> Any:
         """Call the closure and take a step; return the closure's result, or None.
 
         Repeat the last step by a replay if possible; otherwise run all checks.
+
+        Args:
+            closure: As in `step`.
+            results: Receives the result of `_describe_progress` after the step.
         """
         # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
@@ -373,21 +377,42 @@ class FusedOptimizer(GroupChecks):
                 from thalweg.optim.step_in_backward import apply_fetched
             apply_fetched(self)
         with cache.lock:
-            has_sets = cache.sets is not None
-            if has_sets:
-                with importing:
-                    from thalweg.optim.absent_gradients import select_set
-                select_set(self)
-            is_due = bool(cache.due_adapters) or cache.changes.needs_plan
-            # In all other cases `step` has just tried the replay in vain.
-            may_replay = closure is not None or is_due or has_sets
-            if may_replay and self.step_options.accumulate == 1 and self._try_replay():
-                return loss
-            # The replay has counted steps that the optimizer has not yet.
-            cache.settle()
-            with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
-                self._step_carefully()
+            # Before anything changes, as the outer step may be replayed.
+            check_no_step(cache, type(self).__name__, "A step")
+            self._run_noted(partial(self._step_locked, closure is not None), results)
         return loss
+
+    def _step_locked(self, has_closure: bool) -> None:
+        """Take a step by a replay if possible, else with all checks; the caller holds the lock."""
+        cache = self.step_cache
+        has_sets = cache.sets is not None
+        if has_sets:
+            with importing:
+                from thalweg.optim.absent_gradients import select_set
+            select_set(self)
+        is_due = bool(cache.due_adapters) or cache.changes.needs_plan
+        # In all other cases `step` has just tried the replay in vain.
+        may_replay = has_closure or is_due or has_sets
+        if may_replay and self.step_options.accumulate == 1 and self._try_replay():
+            return
+        # The replay has counted steps that the optimizer has not yet.
+        cache.settle()
+        with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
+            self._step_carefully()
+
+    def _run_noted(self, work: Call, results: StepNotes) -> None:
+        """Call `work`, and append what it has written to `results`, also if it raises.
+
+        The caller holds the lock, without which steps of other threads would count, too.
+        """
+        cache = self.step_cache
+        cache.progress, cache.is_folded, total = (), False, cache.total
+        try:
+            work()
+            results.append(self._describe_progress(total))
+        except BaseException:
+            results.append(self._describe_progress(total))
+            raise
 
     def _note_loss(self, loss: object) -> None:
         """Report the loss of a closure to the diagnostics and to `spikes`."""
@@ -504,7 +529,7 @@ class FusedOptimizer(GroupChecks):
         """Repeat the last step with new gradients in one native call; return True if it was taken.
 
         Return False, with no tensor changed, if there is no replay or the replay no longer applies.
-        First, if the step cache requests a new replay, plan it and store it in
+        If the step cache requests a new replay, first plan a replay and store it in
         `step_cache.replay`.
 
         Args:
@@ -587,8 +612,8 @@ class FusedOptimizer(GroupChecks):
     def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
         """Set `step_cache.rebind_target`, by which `_try_rebind` finds the last plan.
 
-        Set it to (param_state, group_indices). Set it to None if the last step did not update all
-        parameters, or if options require new targets in each step.
+        The value is (param_state, group_indices). The value is None if the last step did not update
+        all parameters, or if options require new tensors to update in each step.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
@@ -613,16 +638,15 @@ class FusedOptimizer(GroupChecks):
             )
 
     def _apply_alone(self, param: Tensor) -> None:
-        """Update one parameter in the backward pass; add a note about progress to any error."""
-        cache = self.step_cache
-        cache.progress = ()
+        """Update one parameter in the backward pass; add a note to an error: what was written."""
+        cache, results = self.step_cache, StepNotes()
         try:
             self._check_alone()
             with cache.lock, one_step_at_a_time(cache, type(self).__name__):
                 self.check_not_swapped(_SWAPPED_STEP)
-                self._take_step(param)
+                self._run_noted(partial(self._take_step, param), results)
         except BaseException as error:
-            self._add_progress_note(error)
+            self._add_progress_note(error, results)
             raise
 
     def _end_step(self) -> None:
@@ -710,7 +734,7 @@ class FusedOptimizer(GroupChecks):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient, or accumulated sum, of each parameter; None if it has neither.
+        """Return the gradient of each parameter, or its accumulated sum; None if both are missing.
 
         A sum is rounded to the parameter's dtype, unless the optimizer keeps float32 masters.
         """
@@ -730,32 +754,47 @@ class FusedOptimizer(GroupChecks):
             grad = summed(grad, grad.dtype, *titles_of([param]))
         return grad.to(param.dtype)
 
-    def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to a step's error that tells what was written and which gradients remain."""
+    def _describe_progress(self, total: int | None = None) -> tuple[Sequence[str], str]:
+        """Return ([a note on what the present step has written] or [], a note on sums or "").
+
+        Args:
+            total: `step_cache.total` before the step; None if the step has not begun.
+        """
         cache = self.step_cache
-        if cache.progress:
-            add_note(error, cache.progress)
-        elif cache.has_applied_grads:
-            add_note(error, [_WAS_APPLIED])
+        is_folded = total is not None and cache.is_folded
+        sums = _WAITING if cache.sums is not None else _FOLDED if is_folded else ""
+        if total is not None and cache.progress:
+            return cache.progress, sums
+        # The step was replayed in one call, and interrupted after the call.
+        if total is not None and cache.total != total:
+            return [f"{TAKEN}."], sums
+        return [_WAS_APPLIED] if cache.has_applied_grads else [], sums
+
+    def _add_progress_note(self, error: BaseException, results: StepNotes) -> None:
+        """Add a note to a step's error: what was written, which gradients stay in the state.
+
+        `results` has the result of `_describe_progress` first, or nothing if no step has begun.
+        """
+        written, sums = results[0] if results else self._describe_progress()
+        if written:
+            add_note(error, written)
         elif not says_committed(error):
             add_note(error, ())
-            if cache.sums is not None:
-                error.add_note(_WAITING)
-            elif cache.is_folded:
-                error.add_note(_FOLDED)
+            if sums:
+                error.add_note(sums)
 
     def _end_calls(
         self, grad_report: GradientReport, single_param: Tensor | None = None
     ) -> list[Call]:
-        """Return callables that record a step as taken; the step runs them with its writes.
+        """Return callables that record a step as taken; the caller runs them if the step succeeds.
 
-        They also clear accumulated sums and free gradients that `in_backward` left. If a GPU
-        decides whether the step is applied, they count applied steps on the GPU.
+        The callables also clear accumulated sums, and gradients that `in_backward` left. If a GPU
+        decides whether the step is applied, a callable counts applied steps on the GPU.
 
         Args:
             grad_report: Norm and clip factor of the gradients, which becomes `step_cache.report`.
-            single_param: The only parameter of an update in the backward pass. With it, the
-                callables only free its gradient, and `step` records the step later.
+            single_param: The only parameter of an update in the backward pass. The callables then
+                only free its gradient; `step` records the step later.
         """
         cache = self.step_cache
         if single_param is not None:

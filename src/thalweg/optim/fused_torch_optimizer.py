@@ -61,7 +61,7 @@ _SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
 
 
 class _BoundPlan(NamedTuple):
-    """Plan of a sub-step (the update by one rule), bound to its gradients.
+    """Plan of a sub-step (the update by one rule), with the gradients of the sub-step.
 
     Attributes:
         plan: The plan, or None if `run_step` has to plan the sub-step.
@@ -132,7 +132,10 @@ class FusedTorchOptimizer(TorchGroups):
             self.state.clear()
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Update all parameters, or `single_param` alone, by the engines or by torch's code."""
+        """Update all parameters, or only `single_param`, by the engines or by torch's code.
+
+        If a group requires torch's step, torch updates all parameters.
+        """
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         members_by_rule = (
@@ -283,7 +286,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return a plan of one rule's update with its gradients; reuse the last plan if possible.
+        """Return a plan for one rule's update of these gradients; reuse the last plan if possible.
 
         Args:
             step: The adapter and the (gradient, parameter) pairs of the rule.
@@ -310,7 +313,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         """Return a replayable step of class `kind` in which gradients may be absent.
 
-        Return None if options of the optimizer or of a group exclude it, or if planning fails.
+        Return None if planning fails, or if an option does not allow such a step.
         """
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
@@ -329,8 +332,8 @@ class FusedTorchOptimizer(TorchGroups):
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if the rule of `param_state` still updates the parameters of all groups.
 
-        Return False if changed options select another rule or torch's step, or if options changed
-        and a gradient is sparse.
+        If no option changed, return True at once. If an option changed, return False if a group
+        needs another rule or torch's step, or if a gradient is sparse.
         """
         if param_state.hold(self.param_groups):
             return True
@@ -361,10 +364,11 @@ class FusedTorchOptimizer(TorchGroups):
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
     def _supports_sub_step(self, step: _SubStep) -> bool:
-        """Return True if the engines support one rule's update; False leaves the step to torch.
+        """Return True if the engines support one rule's update; return False if torch must take it.
 
         Raises:
-            RuntimeError: The class rejects the layout of a gradient, sparse or dense.
+            RuntimeError: The class does not support a sparse gradient, or does not support a dense
+                gradient.
         """
         adapter, pairs = step
         options = self.step_options
@@ -406,9 +410,7 @@ class FusedTorchOptimizer(TorchGroups):
         """Return True if two parameters share one state tensor, such as a step count.
 
         Torch's step increases a shared count once for each parameter; the engines increase it once.
-
-        Raises:
-            NotImplementedError: A tensor is shared, and options exclude torch's step.
+        Raise NotImplementedError if a tensor is shared, and options exclude torch's step.
         """
         scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -475,7 +477,7 @@ class FusedTorchOptimizer(TorchGroups):
 
         Args:
             state_dict: A dict from `state_dict`.
-            convert: True to convert slots saved with another codec or none, and states of other
+            convert: True to convert slots of another codec or without codec, and states of other
                 packages (see docs/migrate-optimizers.md). True also ignores saved `round` and
                 `seed` that differ from the optimizer's. False raises for all of these.
             allow_loss: True to leave out parts of another package's state that have no counterpart
@@ -494,8 +496,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _step_of_torch(self) -> None:
         """Take the step by torch's code; on an error, restore parameters and state.
 
-        Raises:
-            NotImplementedError: An option excludes torch's step, or torch has no such class.
+        Raise NotImplementedError if an option excludes torch's step, or torch has no such class.
         """
         self.check_flat_buffers(self.param_groups)
         if self.step_options or self._is_unscaling():
@@ -559,11 +560,10 @@ def _run_all(
     transforms: Sequence[GradientTransforms],
     bound: Iterable[_BoundPlan],
 ) -> tuple[list[BaseException], bool, bool]:
-    """Run the updates of all rules one after the other; plan an update whose plan is None.
+    """Run the update of each rule, in order; first plan an update whose plan is None.
 
-    Args:
-        adapters, targets, transforms, bound: One element per rule: its adapter, the result of
-            `adapter.aim`, the transforms of its gradients, and its plan.
+    Arguments have an element for each rule. `targets` are the results of `adapter.aim`, `bound` the
+    plans.
 
     Returns:
         (errors raised after the writes, True if all plans were reused, True if the step was taken).

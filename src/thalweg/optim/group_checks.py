@@ -24,7 +24,7 @@ from thalweg.optim.step_cache import StepCache
 
 
 class GroupChecks(GradScalerMixin):
-    """Base class of optimizers that validates their groups: options, matrices, flat buffers."""
+    """Base class of optimizers with checks of groups: options, matrices, flat buffers."""
 
     defaults: dict[str, Any]
     step_cache: StepCache
@@ -110,10 +110,10 @@ class GroupChecks(GradScalerMixin):
                 )
 
     def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise if a parameter is a flat buffer, and a rule or option does not support one.
+        """Raise if a parameter is a flat buffer, and its rule or an option does not support it.
 
-        FSDP and DeepSpeed join parameters in flat buffers. Rules and options that depend on shapes
-        or norms of parameters, and `accumulate`, do not support them.
+        FSDP and DeepSpeed join parameters in flat buffers. `accumulate` does not support flat
+        buffers. Rules and options that depend on shapes or norms of parameters do not, either.
 
         Args:
             groups: The groups whose rules are checked, with the parameters of all groups.
@@ -235,9 +235,9 @@ class GroupChecks(GradScalerMixin):
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise InvalidArgumentError if the library of `flat` calls `step` for each of its buffers.
+    """Raise InvalidArgumentError if the library of `flat` calls `step` for each flat buffer.
 
-    The option `accumulate` cannot count these calls.
+    The option `accumulate` cannot count such calls. `title` is the name of the buffer.
     """
     if flat.is_stepped_alone:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""Options of parameter groups as hyperparameters of rules."""
+"""Options of parameter groups, and their conversion to hyperparameters of rules."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class Options:
     """Snapshot of the options of a group.
 
     Args:
-        group: The group.
-        rule: The rule of the group.
         fixed: {hyperparameter: value} of those that the group may lack.
 
     Attributes:
@@ -92,7 +90,10 @@ class Options:
         return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
-        """Return True if all options of a group but `lr` are those of this snapshot."""
+        """Return True if a group's options other than `lr` are unchanged since this snapshot.
+
+        Options are compared by identity. Their names must have the same order.
+        """
         names, snapshot = self._names, self._snapshot
         return (
             list(group) == names
@@ -106,8 +107,8 @@ class Options:
     def with_rate(self, group: Group) -> Options | None:
         """Return a copy of this snapshot with the `lr` of a group.
 
-        Return None if another option of the group differs from the snapshot or is a tensor, or if
-        `lr` is not a float of magnitude below 1e30.
+        Return None if another option changed or is a tensor, or if `lr` is not a float of magnitude
+        below 1e30.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
@@ -236,7 +237,7 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
     """Return {option: hyperparameters that it sets} for options that are floats or pairs of floats.
 
-    If several options set one hyperparameter, leave out all of these options.
+    If several options set one hyperparameter, leave out all these options.
     """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():

@@ -26,9 +26,10 @@ class JudgedSteps(StepSource):
     """Interface of a `FusedOptimizer` to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state now; return a function without arguments.
+        """Copy the parameters and the state now; return a function `restore()`.
 
-        It returns callables that restore the copies, or [] if they no longer fit.
+        `restore()` returns callables that restore the copies, or [] if parameters were added or
+        reshaped meanwhile.
         """
         optimizer = self.optimizer
         params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]
@@ -43,8 +44,8 @@ class JudgedSteps(StepSource):
     ) -> list[Call]:
         """Return callables that restore copies of parameters and state.
 
-        They also remove state entries that were added since the copy. Return [] if parameters were
-        added or reshaped since the copy.
+        State entries added after the copy are removed. Return [] if parameters were added or
+        reshaped after the copy.
 
         Args:
             params: (parameter, copy) pairs.

@@ -1,4 +1,4 @@
-"""`matrix_layouts`: decides for each parameter if a rule for matrices or AdamW updates it."""
+"""`matrix_layouts`: assignment of each parameter to a rule for matrices or to AdamW."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class MatrixLayouts(Sequence[ParamLayout]):
         return format_table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
-        """Return a table with one row for all parameters of a group with equal reasons.
+        """Return a table that counts the parameters of each group by reason.
+
+        A row has the rule and layout of a group, a reason, the number of parameters and an example.
 
         Args:
             groups: The groups of an optimizer, with the names of parameters in `param_names`.
@@ -188,8 +190,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
         """Return (layout of a parameter or None for AdamW, reason).
 
-        Raises:
-            UndecidedError: Neither the name, the module's class nor the forward pass decides.
+        Raise UndecidedError if neither the name, the module's class nor the forward pass decides.
         """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
@@ -217,8 +218,7 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> tuple[MatrixLayout | None, str]:
         """Return (layout or None for AdamW, reason) from the record of a weight's uses.
 
-        Raises:
-            UndecidedError: `use` is None, or the uses define no layout.
+        Raise UndecidedError if `use` is None, or the uses define no layout.
         """
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")

@@ -1,4 +1,4 @@
-"""Lion, which torch lacks: in torch's form, as a loop over tensors, and in one pass."""
+"""Lion, which torch lacks: `PlainLion`, in tensor operations, and the fused `Lion`."""
 
 from __future__ import annotations
 

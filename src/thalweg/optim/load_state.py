@@ -49,7 +49,6 @@ def load(
     """Load a state dict, with torch's hooks before and after; change nothing on an error.
 
     Args:
-        optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user; not changed.
         plan: `plan_torch_load` or `plan_load_in_place`. `plan(optimizer, state)` returns (writes
             that load the state, names of optional slots that the state lacks).
@@ -136,8 +135,7 @@ def plan_torch_load(
 def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     """Return the names of missing slots that options add, one name per slot and parameter.
 
-    Raises:
-        CheckpointMismatchError: The optimizer cannot step with the state.
+    Raise CheckpointMismatchError if the optimizer cannot step with the state.
     """
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
@@ -177,10 +175,8 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     """Call torch's load pre-hooks with a shallow copy of the state; return the resulting state.
 
-    A hook changes the copy or returns another state.
-
-    Raises:
-        InvalidTypeError: `state_dict` is not a mapping.
+    A hook changes the copy or returns another state. Raise InvalidTypeError if `state_dict` is not
+    a mapping.
     """
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
@@ -235,7 +231,7 @@ def fit_state(
 ) -> dict[str, Any]:
     """Return a state whose codecs, random bits and DTensors are those of the optimizer.
 
-    Return `saved_state` itself if neither uses codecs, random bits or DTensors.
+    Return `saved_state` itself if state and optimizer use no codecs, random bits or DTensors.
 
     Args:
         notes: A list to which warnings are added.
@@ -293,7 +289,7 @@ def _make_twin(optimizer: Any) -> Any:
 
 
 def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
-    """Return calls that replace state, groups and defaults of `optimizer` by the twin's."""
+    """Return calls that replace state, groups and defaults of `optimizer` by those of `twin`."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
@@ -308,10 +304,10 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
 def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield (group, saved key, parameter, label for messages) for each parameter, by order.
+    """Yield (group, saved key, parameter, label for messages) for each parameter, matched by order.
 
-    The group is a new dict with the saved options and torch's defaults, or the optimizer's group if
-    a saved option is invalid.
+    The group is a new dict with the saved options and torch's defaults. If a saved option is
+    invalid, the group is the optimizer's group.
 
     Args:
         problems: A list to which messages about invalid options are added.
@@ -343,7 +339,8 @@ def _restore_dtypes(
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
-        rule: The rule of the parameter. Its scalar slots keep the wider of both dtypes.
+        rule: The rule of the parameter. A scalar slot gets the wider of the saved and the loaded
+            dtype.
         options: The options of the optimizer. If no option changes dtypes or devices, only
             gradient sums are replaced.
     """
@@ -375,7 +372,8 @@ def _restore_numbers(
 ) -> None:
     """Replace scalar slots, and slots with a fixed dtype, by copies of the saved tensors.
 
-    Torch's loader has cast them to the parameter's dtype. A scalar that became wider stays.
+    Torch's loader cast these slots to the parameter's dtype. A scalar slot stays if the cast made
+    it wider.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
@@ -416,7 +414,7 @@ def fit_slots(
 
 
 def _as_number(tensor: Tensor) -> Tensor:
-    """Return a tensor of one number with shape () and a dtype with enough range for counts."""
+    """Return a tensor of one element in shape (), in a dtype that can hold large counts."""
     tensor = tensor.reshape(()) if tensor.dim() else tensor
     if tensor.dtype.is_floating_point:
         return tensor if tensor.dtype in state_mismatch.REAL_DTYPES else tensor.to(scalar_dtype())

@@ -25,9 +25,9 @@ def hidden_matrices(
     """Return the names of the weights of linear and convolutional layers between input and output.
 
     The result is a selector for `groups(model, rules=...)`. The choice is a heuristic. It excludes
-    embeddings, the output layer, parameters tied to either, and weights of norms. Name in `allow`
-    or `leave` the weights of grouped convolutions, and parameters of two or more dimensions in
-    other modules, which may hold several matrices. Rules for matrices update parameters of three
+    embeddings, the output layer, tied parameters of both, and weights of norms. Weights of grouped
+    convolutions, and parameters of two or more dimensions in other modules, may hold several
+    matrices: name them in `allow` or `leave`. Rules for matrices update parameters of three
     dimensions, such as kernels of Conv1d, only with a `layout` or `heads=1`.
 
     Args:
@@ -107,21 +107,22 @@ def _select_params(
 ) -> set[int]:
     """Return the `id` of each parameter that one of the patterns selects.
 
-    A pattern is a name, a part of a name between dots, or a glob pattern such as "head.*".
+    A pattern is a name, a part of a name between dots, or a glob pattern such as "head.*". Raise
+    InvalidArgumentError if a pattern selects no parameter.
 
     Args:
         patterns: The patterns; a string is a single pattern.
         argument: The name of the user's argument, for messages.
-
-    Raises:
-        InvalidArgumentError: A pattern selects no parameter.
     """
     selectors = [patterns] if isinstance(patterns, str) else patterns
     return module_params.select_ids(selectors, argument, module_params.called)
 
 
 def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
-    """Return the `id`s of the parameters of the layer that `module.<name>()` returns, or None."""
+    """Return the `id`s of the parameters of the layer that `module.<name>()` returns.
+
+    Return None if there is no such method or no such layer.
+    """
     getter: Any = getattr(module, name, None)
     try:
         layer = getter() if callable(getter) else None

@@ -1,4 +1,4 @@
-"""Bytes of a training before its first step, by type of tensor."""
+"""Bytes of the tensors of a training, computed before its first step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXCLUDED = tuple(field.name for kind in OPTIONS if kind.has_resources for field
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Bytes of all tensors of a training with one name, dtype and device.
+    """Total bytes of the tensors of a training with equal name, dtype and device.
 
     Attributes:
         name: "weights", "gradients"; for the state, the key of the entry, such as "exp_avg"; or
@@ -49,7 +49,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a training, as `memory` returns them; `print` shows a table.
+    """Result of `memory`; printing shows a table.
 
     Attributes:
         title: Name of the optimizer's class, with the options that are on.
@@ -101,7 +101,7 @@ class MemoryUse:
 def memory(
     params: nn.Module | FusedOptimizer | Params, rule: object = None, /, **options: Any
 ) -> MemoryUse:
-    """Return the bytes of weights, gradients, optimizer state and copies of them in a training.
+    """Return the bytes of weights, gradients, optimizer state and copies in a training.
 
     The bytes are those after the first step, and are not allocated. Activations and temporary
     buffers are not counted. Parameters may be on the device "meta". Nothing is changed.
@@ -114,10 +114,10 @@ def memory(
         **options: Arguments of the class.
 
     Raises:
-        InvalidTypeError: `rule` is not a class of `thalweg.optim`, its name or a rule, or `params`
-            is another optimizer.
-        InvalidArgumentError: `params` is an optimizer, and a rule or option is passed, too; or no
-            class has the name `rule`.
+        InvalidTypeError: `rule` is not a class of `thalweg.optim`, a name or a rule. Or `params` is
+            an optimizer of another package.
+        InvalidArgumentError: No class has the name `rule`. Or `params` is an optimizer, and `rule`
+            or an option is set, too.
         TypeError, ValueError: The constructor of the class rejects an argument.
 
     Example:
@@ -263,7 +263,7 @@ def _use_of(
     """Return the bytes of weights, gradients, state and copies of a training.
 
     Args:
-        optimizer: The optimizer over twins.
+        optimizer: An optimizer of twins.
         weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
     """
@@ -304,7 +304,13 @@ def _use_of(
 def _count_copies(
     copies: int, entries: Mapping[tuple[str, torch.dtype, str], int], params: Sequence[Tensor]
 ) -> Counter[tuple[str, torch.dtype, str]]:
-    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device)."""
+    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device).
+
+    Gradient sums are not copied.
+
+    Args:
+        entries: Bytes of the state by (name, dtype, device).
+    """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     for (name, dtype, device), nbytes in entries.items():
         if name != SUM:

@@ -116,7 +116,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the `Rule` for a group's options; raise NotFoundError if one is missing."""
+        """Return the `Rule` for a group's options; raise NotFoundError if an option is missing."""
         kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)
@@ -148,7 +148,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return super()._unfit_options(group, index)
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return {option: reason against it} for options that a group of its rule may not have."""
+        """Return {option: reason against it} of a group's options that its rule does not have."""
         reasons = super()._invalid_options(group)
         reasons.pop("rule", None)
         if group.get("differentiable"):
@@ -194,10 +194,6 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
     Args:
         index: The index that the group will have.
         user_rules: {name: rule} of the user's rules.
-
-    Raises:
-        NotFoundError: The group has no rule.
-        InvalidTypeError, InvalidArgumentError, ValueError: The rule or an option is invalid.
     """
     if "rule" not in group:
         raise NotFoundError(
@@ -237,8 +233,7 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
 def _shape_for(kind: Any, group: Group) -> tuple[int, ...]:
     """Return a small shape that the matrix layout of a group fits.
 
-    Raises:
-        ValueError: The layout is invalid.
+    Raise ValueError if the layout is invalid.
     """
     if user_rule := getattr(kind, "_prepared_rule", None):
         return user_rule.layout.smallest_shape

@@ -54,13 +54,13 @@ class DryRun:
 
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
-    """Run each submodule of several weights by itself if none of these weights was used so far.
+    """Run submodules whose weights were not used, so that `trace` records their use.
 
-    A module runs before its children. Errors of modules are ignored.
+    A submodule runs if it has several traced weights, and none was used so far. A module runs
+    before its children. Errors of modules are ignored.
 
     Args:
-        module: A copy of the model, or a part of it.
-        trace: Records the uses.
+        module: A copy of the model, or a submodule of the copy.
         uses: {id(weight): record of its use}.
     """
     unused = [
@@ -84,7 +84,7 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
 
 
 def _layer_arguments(module: nn.Module) -> list[Any]:
-    """Return arguments for a layer: activations for the first one, None for others it needs."""
+    """Return arguments for a layer: activations first, then None for each other required one."""
     required = [
         parameter
         for parameter in inspect.signature(module.forward).parameters.values()
@@ -96,9 +96,6 @@ def _layer_arguments(module: nn.Module) -> list[Any]:
 
 class StandIns:
     """Copy of a model without hooks, with meta tensors for parameters of two dimensions or more.
-
-    Args:
-        model: The model.
 
     Attributes:
         model: The copy, in evaluation mode.
@@ -201,7 +198,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (positional, keyword) arguments of a forward pass.
 
-    The arguments come from `inputs`. If it is None, they are token ids or zeros that fit the model.
+    If `inputs` is None, the arguments are token ids or zeros of shapes that fit the model.
     """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

@@ -60,7 +60,6 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
     `lora_A` is one matrix. `lora_B` has as many blocks of rows as the weight that it adapts.
 
     Args:
-        name: The name of the parameter.
         layout_of: `layout_of(name)` returns the layout of the weight called `name`.
     """
     if re.search(r"\.lora_A\.[^.]+\.weight$", name):

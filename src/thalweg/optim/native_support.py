@@ -26,7 +26,7 @@ def engines_support(
     anywhere: bool = False,
     coded: Container[str] = (),
 ) -> bool:
-    """Return True if engines can update these parameters with their gradients and states.
+    """Return True if the engines can update all parameters in `pairs`.
 
     Args:
         pairs: (gradient, parameter) pairs. A parameter that occurs twice is not supported.

@@ -37,37 +37,36 @@ def groups(
 ) -> list[Group]:
     """Return groups of a module's parameters, with their names, for a torch-style optimizer.
 
-    A selector is a part of a name between dots, a pattern over all of it ("bias", "encoder.*"), the
-    class of the module that owns a parameter (`torch.nn.LayerNorm`), or a largest number of
-    dimensions (1: biases and the weights of norms). Parameters with equal options are one group;
-    parameters that need no gradient are left out.
+    A selector is a part of a name between dots ("bias"), a pattern for a name ("encoder.*"), a
+    class of modules (`torch.nn.LayerNorm`), or a largest number of dimensions (1: biases and the
+    weights of norms). Parameters with equal options are one group. Parameters that need no gradient
+    are left out.
 
     Args:
         module: The module.
         rules: Optional. {selector: rule} for `thalweg.optim.Mixed`. A rule is a class of
             `thalweg.optim`, its name, a `thalweg.Rule` of your own, or a dict of options with the
-            rule as "rule". Selectors may also be tuples of names (`hidden_matrices` returns one),
-            and `...` for all parameters that are left. Names have priority, then patterns and parts
-            of names, tuples, classes, dimensions, `...`. Two selectors of the highest priority
-            raise. Printing the result shows a table.
+            rule as "rule". Selectors may also be tuples of names, as from `hidden_matrices`, and
+            `...` for all remaining parameters. Names have priority, then patterns and parts of
+            names, tuples, classes, dimensions, `...`. Printing the result shows a table.
         decay: Optional. `weight_decay` of the groups, unless set for a rule.
         no_decay: Selectors of parameters with a `weight_decay` of 0.
         lr: Optional. The learning rate of the groups, unless set for a rule; needed for `lr_scale`.
         lr_scale: Optional. Factors of the learning rate by selector; several factors of a parameter
             are multiplied.
         frozen: Selectors of parameters to leave out.
-        width_scale: Optional. The same model with the widths for which `lr` was tuned, such as one
-            made on the device "meta", or a dict of its shapes by name. Rates and decays are
-            scaled as by MuAdam and MuSGD of mup; see docs/width-scaling.md. The widths are the
-            dimensions in which the two models differ. Needs `rules` and `lr`.
+        width_scale: Optional. The model with the widths for which `lr` was tuned, for example on
+            the device "meta", or {name: shape} of that model. Rates and decays are scaled as by
+            MuAdam and MuSGD of mup; see docs/width-scaling.md. The widths are the dimensions in
+            which the two models differ. Needs `rules` and `lr`.
         scale_decay: True to keep the product of rate and decay under `width_scale`, as mup does
             unless its `decoupled_wd` is True.
 
     Raises:
         InvalidTypeError: A selector or `width_scale` is of another type.
-        InvalidArgumentError: A selector selects nothing, a parameter is selected by no rule or by
-            two, `lr_scale` or `width_scale` has no `lr`, `no_decay` no `decay`, or `width_scale`
-            has other names or shapes than the module, or no factor for a rule.
+        InvalidArgumentError: A selector selects nothing. Or a parameter has no rule, or two rules
+            of equal priority. Or `lr_scale` or `width_scale` is set without `lr`, or `no_decay`
+            without `decay`. Or `width_scale` does not fit the module or a rule.
 
     Example:
         >>> from torch import nn
@@ -117,9 +116,10 @@ def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
 def _base_widths(
     module: Module, width_scale: WidthScale, of_rules: RulesBySelector | None, lr: float | None
 ) -> BaseWidths:
-    """Return `BaseWidths(module, width_scale)`; raise InvalidArgumentError without rules or rates.
+    """Return `BaseWidths(module, width_scale)`.
 
-    `of_rules` is the validated argument `rules` of `groups`, or None.
+    Raise InvalidArgumentError if there are no rules, or if a group has no learning rate. `of_rules`
+    is the validated argument `rules` of `groups`, or None.
     """
     if of_rules is None or (lr is None and not of_rules.all_have("lr")):
         raise InvalidArgumentError(

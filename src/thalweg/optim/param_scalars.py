@@ -59,8 +59,6 @@ class _StoredNumbers:
     """Base class of columns whose numbers are elements of tensors that the host reads.
 
     Args:
-        name: The key in the state of a parameter.
-        views: The tensors in the state.
         storages: The memory of the tensors.
     """
 
@@ -121,7 +119,7 @@ class Column(_StoredNumbers):
         return self._pointers
 
     def read(self) -> None:
-        """Read the block; update `values`, `common` and `reads` if other code wrote to it.
+        """Read the block. If other code wrote to it, update `values`, `common` and `reads`.
 
         A block on a GPU is read only if its version counter changed.
         """
@@ -181,7 +179,8 @@ class Column(_StoredNumbers):
     def wrote(self, values: Sequence[object]) -> None:
         """Store new numbers, rounded to the dtype of the block, after `writing` has written them.
 
-        Do nothing for numbers that are not step counts, float32 or float64: `read` updates them.
+        Do nothing for numbers that `read` updates: numbers in other dtypes than float32 and
+        float64, except step counts.
         """
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
@@ -226,9 +225,9 @@ class ForeignColumn(_StoredNumbers):
     def writing(self, values: Sequence[object]) -> list[Call]:
         """Return callables that write numbers into the state tensors.
 
-        For step counts, a callable adds the difference between the new count and the last read
-        count, so that increments by other code stay. A tensor of several parameters is
-        increased once.
+        A step count is not overwritten. Its callable adds the difference between the new count and
+        the last read count, so that increments by other code stay. A tensor of several parameters
+        is increased once.
 
         Args:
             values: One number per parameter, or a single number for all.
@@ -254,7 +253,6 @@ class PlainColumn:
     """Per-parameter numbers that are Python numbers in the state.
 
     Args:
-        name: The key in the state of a parameter.
         owners: The states of the parameters.
         values: The numbers of the parameters before their first step.
     """
@@ -341,7 +339,8 @@ class Blocks:
         Args:
             state: The state of an optimizer, whose entries are replaced by views of the blocks.
             names: The keys of the numbers.
-            are_in_blocks: True to join numbers that are in several registered blocks, instead.
+            are_in_blocks: True to move numbers of several registered blocks into one block. Single
+                tensors then stay.
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}

@@ -92,7 +92,6 @@ class ParamState:
     the optimizer's state with the writes of the step: for torch, no state means no step yet.
 
     Args:
-        rule: The rule.
         scalar_specs: {name: specification} of per-parameter numbers; the attribute `numbers`.
         has_python_scalars: True if the numbers are Python numbers.
         kinds: The storage of parameters and their state.
@@ -140,7 +139,7 @@ class ParamState:
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
         """Return True if parameters, states and entries are the objects that `settle` recorded.
 
-        Gradient sums may be other objects.
+        Replaced gradient sums are accepted.
         """
         last_values = self._settled_values
         return (
@@ -179,10 +178,9 @@ class ParamState:
 
         Args:
             state: The state of the optimizer. Only slots on a wrong device are replaced in it.
-            params: The parameters of a step.
             starts: {id(parameter): {name: initial value}} of values that differ from the rule's
                 initial values.
-            scalar_devices: The attribute `scalar_devices`.
+            scalar_devices: New value of the attribute `scalar_devices`.
         """
         # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
@@ -225,7 +223,8 @@ class ParamState:
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
         """Create `slot`, as a new entry, for each parameter whose state lacks the slot.
 
-        If a parameter lacks it, set `self.lacked[slot.name]`. `starts` is the argument of `make`.
+        If any parameter lacks the slot, set `self.lacked[slot.name]`: True per such parameter, else
+        False. `starts` is the argument of `make`.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
@@ -274,8 +273,8 @@ class ParamState:
     def _initial_source(self, param: Tensor) -> Tensor:
         """Return the weight from which slots of a parameter in `StateStorage.beginning` start.
 
-        It is the parameter, its offloaded copy, or its master with values that other code wrote to
-        the parameter.
+        The weight is the parameter, its offloaded copy, or its master. If other code wrote to the
+        parameter, the master has the new values.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
@@ -320,14 +319,13 @@ class ParamState:
         return Column(name, scalars, block)
 
     def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
-        """Return the number `name` of each parameter from its state, or else the initial number.
+        """Return the number `name` of each parameter: from its state, or the initial number.
 
         Args:
             starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
 
         Raises:
             NotFoundError: A state that is not empty lacks the number, unless `kind.may_lack`.
-            InvalidArgumentError, InvalidTypeError, LayoutError: `check_number` rejects a tensor.
         """
         scalars: list[Any] = []
         for param, entries in zip(self.params, self.owners, strict=True):

@@ -1,4 +1,4 @@
-"""Optimizer states in float32."""
+"""Conversion of optimizer states to float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
     """Return the state of an optimizer with float32 in place of slots of 8 or 16 bits.
 
     Torch's class loads the result, and so does an optimizer without `state_storage`, `weights` and
-    `round`. An optimizer with one of these needs `load_state_dict(state, convert=True)`. State of
+    `round`. An optimizer with such an option needs `load_state_dict(state, convert=True)`. State of
     other options, such as averages, stays unchanged.
 
     Args:
@@ -61,7 +61,13 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
 def _widen_entries(
     entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
-    """Return the state of a parameter with float32 in place of encoded and 16-bit slots."""
+    """Return the state of a parameter with float32 in place of encoded and 16-bit slots.
+
+    Args:
+        storage: {slot: codec} of the encoded slots.
+        slots: The names of all slots.
+        masters: True to add the float32 weight of a 16-bit parameter.
+    """
     widened: dict[str, Any] = {}
     for name, value in entries.items():
         if name == SHAPE:

@@ -1,7 +1,7 @@
 """Detection of hooks and profilers that observe steps of optimizers.
 
-Torch wraps `step` of every class in a record for profilers, which takes as long as all else in a
-step of few parameters. Here a step makes that record only while a profiler reads it.
+Torch wraps every `step` in a record for profilers. For few parameters, the record takes as long as
+the rest of the step. Here a step makes such a record only while a profiler reads it.
 """
 
 from __future__ import annotations

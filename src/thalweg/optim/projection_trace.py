@@ -48,9 +48,6 @@ class ProjectionTrace(TorchFunctionMode):
     activations are zeros. Each element of a product has the label of an output of the weight.
     Views, copies and elementwise functions pass labels on.
 
-    Args:
-        weights: The meta tensors.
-
     Attributes:
         uses: How each weight is used, in the order of `weights`.
     """
@@ -124,7 +121,6 @@ class ProjectionTrace(TorchFunctionMode):
         weights.
 
         Args:
-            func, name, args, kwargs: The function, its name, and its arguments.
             weight: The first weight in the arguments.
         """
         if args and args[0] is weight:
@@ -165,7 +161,6 @@ class ProjectionTrace(TorchFunctionMode):
         """Return labelled zeros as the product of a weight and activations; record the product.
 
         Args:
-            weight, activations: The factors.
             roles: (letters, indices): the roles of the weight's dimensions; see `product_roles`.
         """
         use = cast("WeightUse", self._use_of(weight))
@@ -181,7 +176,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
-        """Label each element of a product with the output of the weight that it belongs to.
+        """Label each element of a product with its output of the weight.
 
         Args:
             use: The record of the weight. Its first product sets `first_label`.
@@ -238,9 +233,9 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Label the result of a depthwise convolution, channel by channel, as its input.
+        """Label each channel of a depthwise convolution's result as the input channel.
 
-        Record a joint use of all outputs instead if the numbers of channels differ.
+        If the numbers of channels differ, record a joint use of all outputs instead.
         """
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
@@ -257,10 +252,6 @@ class ProjectionTrace(TorchFunctionMode):
         """Label the result of a function if it keeps outputs apart; else record the use of outputs.
 
         Do nothing without a labelled argument.
-
-        Args:
-            func, name, args, kwargs: The function, its name, and its arguments.
-            output: The result of the function.
         """
         labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
         results = tensors_in(output)
@@ -296,7 +287,10 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Label `results` of a function that only moves elements: it moves the labels, too."""
+        """Label `results` of a function that only moves elements, such as `transpose`.
+
+        The labels are the result of the function on the labels of its arguments.
+        """
         # Labels may have other strides than their tensor, so that `view` could raise.
         func = Tensor.reshape if name == "view" else func
         # The indices depend on data, so that any output may be gathered.
@@ -372,9 +366,10 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the records of two weights whose outputs of equal index are added, as in LoRA.
+        """Join the records of two weights whose outputs are added, as in LoRA.
 
-        Return True if they were joined; False, without a change, for any other sum.
+        `first` and the only other tensor must have outputs of equal index. Return True if the
+        records were joined. For any other sum, change nothing and return False.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
@@ -399,7 +394,8 @@ class ProjectionTrace(TorchFunctionMode):
     def _assign(self, name: str, args: Any) -> None:
         """Copy labels from source to target, for `copy_` or an indexed assignment.
 
-        A target without labels first gets empty labels, as a view of new labels of its base tensor.
+        If the target has no labels, first create labels for its base tensor. The target's labels
+        are a view of the base tensor's labels.
         """
         target, source = args[0], args[-1]
         labels = self._labels_of(target)
@@ -466,9 +462,9 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments with tensors and devices moved to the CPU, and zeros for meta tensors.
+    """Return arguments with tensors and devices moved to the CPU.
 
-    Weights, for which `use_of(tensor)` is not None, stay on "meta".
+    A meta tensor becomes zeros. Weights, for which `use_of(tensor)` is not None, stay on "meta".
     """
 
     def move(arg: Any) -> Any:

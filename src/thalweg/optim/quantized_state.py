@@ -79,10 +79,12 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
-    """Raise if ranks cannot encode their parts of a DTensor's slots.
+    """Raise if ranks cannot encode their parts of a DTensor's slots; see `check_params`.
 
-    Raises:
-        InvalidArgumentError, NotImplementedError: See `check_params`.
+    Args:
+        label: The name of the parameter in messages.
+        storage: {slot: codec}.
+        slots_text: The slots as text, for messages.
     """
     codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
     # As in `codec_of`: slots of other DTensors are not encoded, and need no positions.
@@ -135,7 +137,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Reshape encoded slots in `state_dict` to as many dimensions as their parameters have.
 
-    Copied states replace states that change. Slots of DTensors have these dimensions already.
+    A state with such slots is replaced by a changed copy. Slots of DTensors are not changed.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
@@ -168,7 +170,7 @@ def _normalize_slots(
 ) -> Mapping[str, Any]:
     """Return a copy of a saved parameter state, with encoded slots in the optimizer's shape.
 
-    The copy lacks the entry with the saved shape of the parameter, which is checked.
+    The entry with the saved shape of the parameter is checked and left out.
 
     Args:
         label: The name of the parameter in messages.
@@ -216,7 +218,6 @@ def fit_storage(
     The option `state_storage`, which names codecs, is removed from its groups.
 
     Args:
-        saved_state: The state dict, in a valid form.
         notes: A list to which a warning is added if encoded slots lack saved shapes.
         convert: True to convert slots in another codec. False raises for them.
         values: {parameter: new value} of parameters that are loaded with the state.
@@ -280,7 +281,12 @@ def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
 
 
 def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> str:
-    """Return the message about codecs that differ between a saved group and its rule."""
+    """Return the message about codecs that differ between a saved group and its rule.
+
+    Args:
+        index: The index of the group.
+        saved_storage, storage: {slot: codec} of the saved group and of the rule.
+    """
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
     codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -404,6 +410,6 @@ def decode_slot(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor
 
 
 def _take_shard(tensor: Tensor, param: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
+    """Return this rank's part of a tensor, or the whole tensor if `param` is not a DTensor."""
     parts = make_local_shards([param])
     return tensor if parts is None else parts.cut(tensor, param)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
     """Return the process group of a step over DTensors; None if ranks need not communicate.
 
-    They communicate for norms, diagnostics and rules for matrices, and to redistribute gradients.
-    The process group is created once, and stored in `step_cache.known_team`.
+    Ranks communicate to compute norms and diagnostics, to update matrices, and to redistribute
+    gradients. The process group is created once, and stored in `step_cache.known_team`.
     """
     params = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
     if not params:
@@ -89,7 +89,8 @@ def _describe_step(optimizer: Any) -> list[str]:
 def _describe_value(value: object) -> str:
     """Return a value as text, so that ranks can compare it.
 
-    The text has numbers, strings, tuples, and numbers in CPU tensors; for all else, a type's name.
+    The text shows numbers, strings, tuples, and CPU tensors of shape (). For any other value, it is
+    the name of the type.
     """
     if isinstance(value, Tensor):
         is_number = value.device.type == "cpu" and not value.dim() and not is_on_mesh(value)

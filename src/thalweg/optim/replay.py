@@ -12,6 +12,7 @@ from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.param_groups import gradient_set_of
 from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.reentrance import Stepping
 from thalweg._core.replay import (
     ERRORS,
     GuardedStep,
@@ -140,11 +142,6 @@ class ReplayedStep:
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
-        is_small = are_small(plans)
-        if not is_small and (
-            self._has_passes_between_calls or transforms.measured or transforms.judge
-        ):
-            return False
         if guards is None or not self._add_guards(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
@@ -153,17 +150,18 @@ class ReplayedStep:
         if self._has_passes_between_calls and not self._can_run_passes(optimizer, transforms):
             return False
         self._make_launches(optimizer, transforms, plans)
-        guards.releases_lock = not is_small
+        guards.releases_lock = not are_small(plans)
         self._write_guards(guards, gradients, idle_params)
         self._absent = {}
-        return True
+        places = (sub_step.accessed_places() for sub_step in sub_steps)
+        return guards.has_recorded(chain.from_iterable(places))
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs for the scalars of each step, such as its rate.
 
         `self._in_call` stays None if Python must compute the scalars. Return True if a replay is
-        possible. Return False if gradients may be absent and either there are several rules or
-        Python must compute scalars.
+        possible. If gradients may be absent, return False with several rules, or if Python must
+        compute scalars.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -221,8 +219,8 @@ class ReplayedStep:
         Args:
             guards: A table with guards of all tensors, lists and dicts of the step; changed.
             gradients: The gradient of each parameter in `self._owners`.
-            idle_params: All other parameters of the groups. The native call takes no step if one
-                has a gradient, unless steps use gradient sums.
+            idle_params: All other parameters of the groups. If one has a gradient, the native call
+                takes no step. With gradient sums, `idle_params` is ignored.
         """
         sub_steps, launches, in_call = self.sub_steps, self.launches, self._in_call
         members, pass_members = self._place_programs()
@@ -244,7 +242,7 @@ class ReplayedStep:
             measures,
             clipping,
             launches.programs,
-            *launches.rule_measures(),
+            launches.rule_measures(),
             () if in_call is None else launches.spreads(),
             members=members,
             pass_members=pass_members,
@@ -262,10 +260,10 @@ class ReplayedStep:
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
-        """Give the kernels programs that compute their scalars; set `self._passes`.
+        """Add native programs to the kernels that compute the kernels' scalars; set `self._passes`.
 
-        Return (records for the update, records for passes). A record names the program of a
-        parameter for the native call. Both lists are empty if Python computes the scalars.
+        Return (records of the update, records of passes). A record tells the native call which
+        program a parameter uses. Both lists are empty if Python computes the scalars.
         """
         if self._in_call is None:
             return [], []
@@ -322,11 +320,10 @@ class ReplayedStep:
     ) -> bool:
         """Add guards of all lists, dicts and tensors on which a step with all checks depends.
 
-        Append the options of groups that have no parameter in the step to `self._idle_options`.
-        Return False if an object cannot be guarded, or if an idle parameter has a gradient.
+        Return False if an object cannot be guarded, or if an idle parameter has a gradient. Also
+        append the options of groups that have no parameter in the step to `self._idle_options`.
 
         Args:
-            guards: The table to which guards are added.
             places: The index of the group of each parameter in the step.
             idle_params: The parameters without a gradient in the step.
         """
@@ -373,29 +370,31 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        former_count, cache = None, optimizer.step_cache
+        is_taken, cache = False, optimizer.step_cache
         try:
             with cache.lock:
+                # With the lock: other threads may take steps before and after.
+                former_count, stepping = self.snapshot.replay_counter.value, cache.stepping
                 try:
-                    # Not before: other threads may have taken steps while this one waited.
-                    former_count = self.snapshot.replay_counter.value
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
-                    return self._take(optimizer, vars(optimizer), cache, flags)
+                    is_taken = self._take(optimizer, vars(optimizer), cache, flags)
                 except BaseException:
                     # An interrupted step may have left scalars of two steps in the kernels.
+                    is_taken = self.snapshot.replay_count != former_count
+                    cache.stepping = stepping
                     cache.forget_replay()
                     forget_scale(optimizer)
                     raise
+            return is_taken
         except BaseException as error:
-            is_taken = former_count not in (None, self.snapshot.replay_count)
             add_note(error, [f"{TAKEN}."] if is_taken else ())
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
         """Take the step unless a condition checked here or a guard of the native call fails.
 
-        Return True if the step was taken. If a guard fails, and would fail again, also remove the
-        replay from the step cache.
+        Return True if the step was taken. If a guard fails, also remove the replay from the step
+        cache, unless later steps may use it.
 
         Args:
             fields: `vars(optimizer)`. A step sets its `_opt_called`, for torch's schedulers.
@@ -419,13 +418,12 @@ class ReplayedStep:
         if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
+            pairs = self._hold_gradients() if self.snapshot.releases_lock else None
             if self._passes:
-                status = self._replay((self.snapshot.replay_count, None, (), flags))
+                status = self._replay(cache, (self.snapshot.replay_count, pairs, (), flags))
             else:
-                pairs = self._hold_gradients() if self.snapshot.releases_lock else None
-                status = self.snapshot.replay(
-                    pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
-                )
+                call_args = replay_kernel.ANY_STEP, pairs, (), flags
+                status = self._call_native(cache, replay_kernel.FULL_STEP, call_args)
             if status:
                 self._drop(optimizer, status)
                 return False
@@ -433,7 +431,31 @@ class ReplayedStep:
             return True
         return self._take_with_scalars(optimizer, fields, flags)
 
-    def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
+    def _call_native(
+        self, cache: Any, part: int, call_args: tuple[int, Any, Sequence[Call], int]
+    ) -> int:
+        """Run the native call of the update; return 0, or the status of a refusal.
+
+        If the update consists of several calls, the garbage collector may run finalizers between
+        them. `cache.stepping` then makes a step within this step raise an error.
+
+        Args:
+            cache: The step cache of the optimizer.
+            part: A constant of `replay_kernel`, for `GuardTable.replay`.
+            call_args: As for `_replay`.
+        """
+        guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
+        is_marked = cache.stepping is not None or not (end_calls or guards.releases_lock)
+        if is_marked:
+            return guards.replay(pairs, step_count, part, end_calls, flags)
+        stepping = Stepping()
+        cache.stepping = ref(stepping)
+        status = guards.replay(pairs, step_count, part, end_calls, flags)
+        # After an exception, `take` does this.
+        cache.stepping = None
+        return status
+
+    def _replay(self, cache: Any, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
         """Run the native calls of passes (stages before the update) and of the update.
 
         Return 0 if the step was taken, else the constant of the guard that failed.
@@ -451,13 +473,13 @@ class ReplayedStep:
             if status:
                 return status
             writes += slot_writes
-        return guards.replay(pairs, step_count, part, [*writes, *end_calls], flags)
+        return self._call_native(cache, part, (step_count, pairs, [*writes, *end_calls], flags))
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Take a step that needs Python code for gradient sums, transforms or scalars.
 
-        Return True if the step was taken; its new step counts are recorded in columns. Return
-        False, with no tensor changed, otherwise.
+        Return True if the step was taken; its new step counts are recorded in columns. Return False
+        if no step was taken; no tensor has changed then. For `fields` and `flags`, see `_take`.
         """
         pairs, end_calls = None, ()
         if self._has_sums:
@@ -521,8 +543,9 @@ class ReplayedStep:
         step was not taken.
 
         Args:
-            call_args: The arguments of `_replay`.
-            beyond_range: True to measure norms in a separate call, as after `OUT_OF_RANGE`.
+            call_args: The argument of `_replay`.
+            beyond_range: True after a native call returned `OUT_OF_RANGE`: measure norms
+                separately.
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:
@@ -537,7 +560,8 @@ class ReplayedStep:
         except ERRORS:
             return None
         self.launches.set_threads(snapshot)
-        status = self._replay((step_count, pairs, [*end_calls, *judge_calls], flags))
+        native_args = step_count, pairs, [*end_calls, *judge_calls], flags
+        status = self._replay(optimizer.step_cache, native_args)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
@@ -554,12 +578,13 @@ class ReplayedStep:
         Args:
             step_count: The number of replayed steps so far.
             pairs: (sum of gradients, parameter) pairs; None for gradients in `param.grad`.
-            beyond_range: True to measure norms in a separate call, as after `OUT_OF_RANGE`.
+            beyond_range: True after a native call returned `OUT_OF_RANGE`: measure norms
+                separately.
 
         Returns:
-            (column, numbers after the step) pairs, [] if native code computes the scalars; and
-            callables that record the decision of `spikes`. Instead of this tuple, None if a step
-            with all checks is needed.
+            (updates, calls), or None if a step with all checks is needed. `updates` has (column,
+                numbers after the step) pairs, or none if native code computes the scalars. `calls`
+                are callables that record the decision of `spikes`.
         """
         groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
@@ -618,7 +643,7 @@ class ReplayedStep:
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """Return the gradient transforms of the step; cached until the unscaling factor changes.
 
-        Return None if `torch.amp.GradScaler` found an overflow, or if only a GPU knows.
+        Return None if `torch.amp.GradScaler` found an overflow, or if only a GPU has the answer.
         """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:

@@ -1,4 +1,4 @@
-"""Scalars (rates, bias corrections, ...) with which a replay repeats a step, for each group."""
+"""Scalars of each group, such as rates and bias corrections, for the steps of a replay."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: n
 
 
 class GroupScalars:
-    """Scalars of parameters of one group with equal numbers, from one step to the next.
+    """Scalars for the parameters of a group with equal step counts and other numbers, step by step.
 
     Args:
-        adapter: The adapter of the step.
         place: The index of the group.
         first: The position of the first of the parameters in the step.
     """
@@ -43,7 +42,7 @@ class GroupScalars:
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Return True if all options of `group` but its `lr` are those that were read last.
+        """Return True if all options of `group` except `lr` are unchanged since the last read.
 
         If only `lr` changed, read it for later steps.
         """
@@ -60,7 +59,7 @@ class GroupScalars:
         self.options: Options = self._adapter.part.options(self.place, self._adapter.optimizer)
 
     def _moves(self) -> bool:
-        """Return True if option values are tensors, which other code may write to."""
+        """Return True if an option other than the rate is a tensor, which other code may change."""
         return self.options.moves
 
 
@@ -131,10 +130,11 @@ class TorchScalars(GroupScalars):
         return self._traced(dtype, self._inputs)
 
     def _find_inputs(self) -> list[str]:
-        """Return the hyperparameters that native programs read at every step.
+        """Return the names of the hyperparameters that native programs read at every step.
 
-        Return all options that are floats. Return only the learning rate if a formula cannot be
-        traced with all of them as inputs; the others are then constants of the program.
+        These are all options that are floats. If a formula cannot be traced with all of them as
+        inputs, return only the learning rate. The program then contains the other values as
+        constants.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]
@@ -151,7 +151,6 @@ class TorchScalars(GroupScalars):
         All other hyperparameters are constants of the program.
 
         Args:
-            dtype: The dtype in which the kernel reads the scalars.
             names: The hyperparameters that each run reads.
 
         Raises:
@@ -256,14 +255,13 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """Return ({name: scalar}, number of the next step), without scalars that `derived` adds.
+        """Return ({name: scalar}, number of the next step), the arguments of `derived`.
 
-        If options or other code may change further numbers, return ({name: scalar}, None) with all
-        scalars.
+        `derived` adds the remaining scalars. If options or other code may change further numbers,
+        return ({name: scalar}, None) with all scalars instead.
 
         Args:
             columns: The per-parameter numbers, each equal for all parameters.
-            dtype: The compute dtype.
         """
         if self._needs_full_prepare:
             return self._adapter.scalars_of(dtype, self.place), None
@@ -291,9 +289,10 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if `group` has the options of the snapshot, except for another `lr` below 1e30.
+    """Return True if `group` has the options of the snapshot `options`.
 
-    Return False if `options` is None.
+    A new `lr` is accepted if it is a number of magnitude below 1e30. Return False if `options` is
+    None.
     """
     if options is None or options.hold(group):
         return options is not None

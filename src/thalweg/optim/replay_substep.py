@@ -1,4 +1,4 @@
-"""Update of one rule in a replayed step: parameters with equal scalars have equal keys."""
+"""Replay of the update by one rule; parameters of a group with equal scalars share a *key*."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from thalweg._core.replay import (
     Launch,
     hold_tensors,
     is_repeatable,
+    places_of,
     stands,
     written_of,
 )
@@ -77,7 +78,7 @@ class ReplayedSubStep:
     def is_repeatable(self, stages: Stages) -> bool:
         """Return True if the last step consisted of `stages` and an update by dense gradients.
 
-        Return False if it called user code, such as constraints, or if slots are sharded.
+        Return False if the step called user code, such as constraints, or if slots are sharded.
         """
         params = self.part.params
         param_ids = set(map(id, params))
@@ -93,7 +94,7 @@ class ReplayedSubStep:
         """Return True if a step with all checks would run the last plan again.
 
         Return False if parameters or state were replaced, if changed options select another rule,
-        or if the random bits of stochastic rounding would be those of other parameters.
+        or if parameters would get other random bits for stochastic rounding.
         """
         part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (
@@ -111,9 +112,9 @@ class ReplayedSubStep:
         )
 
     def hold(self, guards: GuardTable) -> bool:
-        """Add guards of the rule's parameters and their state to `guards`; leave out gradient sums.
+        """Add guards of the rule's parameters and state, except for gradient sums, to `guards`.
 
-        Return True if all objects can be guarded, else False.
+        Return False if an object cannot be guarded, else True.
         """
         params = self.part.params
         if not all(type(param) in PARAM_CLASSES for param in params):
@@ -133,10 +134,20 @@ class ReplayedSubStep:
         """Return one tensor for each version counter that the update raises."""
         return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
-    def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (address, length, format in `KINDS`) of arrays to which a step adds one value.
+    def accessed_places(self) -> list[tuple[Tensor, int]]:
+        """Return (tensor, address) of all tensors that the update accesses."""
+        numbers = [
+            pair
+            for column in self.columns
+            for pair in zip(column.views, column.pointers, strict=True)
+        ]
+        return places_of(self.plan) + numbers
 
-        A shared number is an array of all parameters, any other number an array of length 1.
+    def numbers(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (address, length, format in `KINDS`) of an array for each number that a step sets.
+
+        A number shared by all parameters is an array with an element per parameter. A number of one
+        parameter is an array of length 1.
         """
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
@@ -169,11 +180,10 @@ class ReplayedSubStep:
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
         """Store the kernels of the rule, into which `prepare` writes scalars.
 
-        For a rule with TensorFlow's numbers, the native call computes some scalars, provided that
-        the state has no numbers but the step count and `products`.
+        For a rule with TensorFlow's numbers, the native call computes some scalars. The state must
+        then have no numbers except the step count and `products`.
 
         Args:
-            launches: The kernels of the rule.
             products: State keys of running products of hyperparameters, such as of `beta1`.
         """
         self._launches = launches
@@ -224,7 +234,7 @@ class ReplayedSubStep:
 
         Returns:
             (column, numbers after the step) pairs, as from `_next_numbers`. None if an option other
-            than the rate changed, or if parameters that share a number would need different ones.
+                than the rate changed, or if `_next_numbers` returned None.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):
@@ -269,9 +279,10 @@ class ReplayedSubStep:
         return dtype_scalars
 
     def _next_numbers(self) -> list[ColumnUpdate] | None:
-        """Return (column, numbers after the step) pairs; one number if all parameters share it.
+        """Return (column, numbers after the step) pairs.
 
-        Return None if parameters that share a number would get different numbers.
+        The list of numbers has one element if all parameters share the number, else one per
+        parameter. Return None if parameters that share a number would get different numbers.
         """
         updates: list[ColumnUpdate] = []
         next_number = self.adapter.next_number
@@ -289,7 +300,7 @@ class ReplayedSubStep:
 
 
 def _owners_of(plan: Any) -> list[Tensor]:
-    """Return the parameters that a plan updates: its variables, or the parameters behind them."""
+    """Return the parameters of a plan; a plan's variable may be the copy of a parameter."""
     request = plan.request
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)

@@ -18,11 +18,10 @@ def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a state whose groups lack the options `round` and `seed`, which are compared first.
+    """Return a copy of a saved state whose groups lack the options `round` and `seed`.
 
     Args:
-        saved_state: The state dict, in a valid form.
-        convert: True to accept options that differ from the optimizer's.
+        convert: True to ignore saved options that differ from the optimizer's.
 
     Raises:
         CheckpointMismatchError: Options differ from the optimizer's, and `convert` is False.

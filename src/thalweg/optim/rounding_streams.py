@@ -22,9 +22,6 @@ def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Plac
 
     A pair is (index of the parameter in the optimizer, positions of its local elements in the full
     tensor).
-
-    Raises:
-        InvalidTypeError, NotImplementedError: `check_params` rejects a parameter.
     """
     check_params(optimizer, rule, params)
     param_indices = {id(param): k for k, param in enumerate(params_of(optimizer.param_groups))}

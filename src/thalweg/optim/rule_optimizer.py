@@ -202,7 +202,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     ) -> dict[int, Entries]:
         """Return {id(parameter): {state key: initial number}}; warn of all-zero parameters.
 
-        A number that some parameter already has, such as its step count, is the initial number.
+        If another parameter already has a number in its state, such as a step count, new parameters
+        start at this number.
         """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
@@ -357,7 +358,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: True to convert slots saved with another codec or none, and to ignore saved
+            convert: True to convert slots of another codec or without codec, and to ignore saved
                 `round` and `seed` that differ from the optimizer's. False raises for these.
             allow_loss: No effect: states of other packages are not loaded into a rule.
 

@@ -71,10 +71,10 @@ class RulesBySelector:
         return all(name in options for options in self.options)
 
     def choose(self, module_params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
-        """Return, for each parameter not excluded, the index of the selector that selects it.
+        """Return the index of the selector for each parameter of a module, in order.
 
         Args:
-            excluded_ids: The `id`s of parameters without a rule.
+            excluded_ids: The `id`s of parameters that get no rule and no entry in the result.
 
         Raises:
             InvalidArgumentError: No selector selects a parameter, or two of equal priority do; a
@@ -85,16 +85,16 @@ class RulesBySelector:
         indices: list[int] = []
         used_indices: set[int] = set()
         for name, param in module_params.named_params:
-            by_turn: dict[int, list[int]] = {}
+            by_rank: dict[int, list[int]] = {}
             for index, selector in enumerate(self._selectors):
                 if _matches_selector(selector, param, module_params):
-                    by_turn.setdefault(
+                    by_rank.setdefault(
                         _rank_selector(selector, module_params.names[id(param)]), []
                     ).append(index)
                     # A selector that selects only excluded parameters is no mistake, either.
                     used_indices.add(index)
             if id(param) not in excluded_ids:
-                index = self._first(by_turn, name, param)
+                index = self._first(by_rank, name, param)
                 if self._kinds[index]._of_matrices:
                     self._check_matrix(index, name, param, module_params)
                 indices.append(index)
@@ -108,9 +108,10 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise InvalidArgumentError if a number of dimensions leaves no parameter for `...`.
+        """Raise InvalidArgumentError if a selector by dimensions leaves no parameter for `...`.
 
-        Return if `...` is no selector, or selects a parameter. `indices` is the result of `choose`.
+        Do nothing if `...` is not a selector, or selects a parameter. `indices` is the result of
+        `choose`.
         """
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
@@ -124,21 +125,20 @@ class RulesBySelector:
                     " `...`, or leave `...` out."
                 )
 
-    def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
+    def _first(self, by_rank: Mapping[int, list[int]], name: str, param: Tensor) -> int:
         """Return the index of the selector that has priority for a parameter.
 
-        Args:
-            by_turn: {rank: indices of matching selectors}; the lowest rank has priority.
+        Raise InvalidArgumentError if no selector matches, or two have the lowest rank.
 
-        Raises:
-            InvalidArgumentError: No selector matches, or two have the lowest rank.
+        Args:
+            by_rank: {rank: indices of matching selectors}; the lowest rank has priority.
         """
-        if not by_turn:
+        if not by_rank:
             raise InvalidArgumentError(
                 f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
                 f" {name!r}, or `...` for all that is left."
             )
-        first = by_turn[min(by_turn)]
+        first = by_rank[min(by_rank)]
         if len(first) > 1:
             labels = " and that of ".join(self._labels[index] for index in first[:2])
             raise InvalidArgumentError(
@@ -212,7 +212,7 @@ class ParamGroups(list[Group]):
 
 
 def _format_row(group: Group) -> tuple[str, ...]:
-    """Return the cells of the table's row for a group."""
+    """Return a group's row of the table: rule, options, parameters, elements and example names."""
     named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
     elements = sum(param.numel() for _, param in named_params)

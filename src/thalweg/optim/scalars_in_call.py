@@ -46,7 +46,6 @@ class ScalarsInCall:
 
     Args:
         sub_steps: The replayed update of each rule.
-        groups: The parameter groups of the optimizer.
 
     Attributes:
         keys: The key of each parameter's scalars: the index of the parameter's group.
@@ -74,11 +73,10 @@ class ScalarsInCall:
         self._state_numbers = [_make_number_records(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Make every native call check the options of all groups and copy their floats.
+        """Add guards of the options of all groups to the native call, before programs are placed.
 
-        Options that are floats may change between calls; each call copies them to arrays in
-        `self._numbers`. The call takes no step if any other option changed. Call this method once,
-        before programs are placed.
+        At each call, a guard copies options that are floats to arrays in `self._numbers`, so that
+        these options may change. The call takes no step if any other option changed.
 
         Args:
             snapshot: The guard table of the native call, to which guards are added.
@@ -116,9 +114,9 @@ class ScalarsInCall:
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Give each kernel a new program per group that computes its scalars.
+        """Give each kernel a new native program per group that computes the kernel's scalars.
 
-        Return a `Member` for each parameter of the step, with the program of its group.
+        Return a `Member` for each parameter of the step: the record that names its program.
 
         Args:
             launches: The kernels of the step; changed.
@@ -134,15 +132,16 @@ class ScalarsInCall:
     def place_pass_programs(
         self, launches: Launches, members: Sequence[Member]
     ) -> tuple[list[Member], list[ReplayedPasses]]:
-        """Give passes and matrix stages, which run before the update, programs for their scalars.
+        """Give kernels that run before the update (passes and matrix stages) programs for scalars.
 
         Args:
             launches: The kernels of the step; changed.
             members: The result of `place_programs`; not changed.
 
         Returns:
-            A list with a `Member` per parameter for each pass or stage, one after the other; and a
-            `ReplayedPasses` for each rule with passes.
+            (members, passes). For each pass and each matrix stage, `members` has a `Member` of
+                every parameter of the step, with program 0 for parameters outside of the pass.
+                `passes` has a `ReplayedPasses` for each rule with passes.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
@@ -178,11 +177,11 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Give a kernel a new program per group; complete the members of its parameters.
+        """Give a kernel a new program per group; write the programs to its parameters' records.
 
         Args:
-            members: The members of all parameters of the step. Those of the kernel's parameters
-                are replaced, with their program and the address of their scalars.
+            members: The `Member` of each parameter of the step. For the kernel's parameters,
+                replaced by a `Member` with the program and the address of the scalars.
             scalars: The scalars of the rule, by group index.
             spans: Tables {index of a parameter: entry to add to its `Member.spans`}.
         """
@@ -209,7 +208,6 @@ class ScalarsInCall:
         """Build a program that computes the scalars of a group.
 
         Args:
-            dtype: The compute dtype of the scalars.
             scalars: The scalars of the rule, by group index.
 
         Returns:
@@ -271,8 +269,8 @@ def _check_sub_step(sub_step: ReplayedSubStep) -> None:
 def are_numbers_in_call(part: ParamState) -> bool:
     """Return True if native code can compute a rule's scalars and per-parameter numbers.
 
-    Return False if the rule has `levels` or `per_optimizer` (reductions after the first ones), or
-    if a number other than the step count is unsuitable; see `_is_number_in_call`.
+    Return False if the rule has `levels` or `per_optimizer`. Also return False if
+    `_is_number_in_call` rejects a number other than the step count.
     """
     rule = part.rule
     has_reductions = rule.levels or rule.per_optimizer is not None
@@ -284,7 +282,8 @@ def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
     """Return True if native code can update a per-parameter number other than the step count.
 
     The number must be float32 or float64 in a `Column`. The rule must have no passes, and no
-    parameter may be empty. If torch rounds the number to the default dtype, both must be float32.
+    parameter may be empty. If torch rounds the number to the default dtype, the number and the
+    default dtype must be float32.
     """
     spec = part.numbers[column.name]
     return (

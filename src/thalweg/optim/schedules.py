@@ -105,7 +105,10 @@ class WarmupStableDecay:
 
 
 def _decay_factor(shape: str, progress: float, floor: float) -> float:
-    """Return the factor at a share of the decay from 1 to `floor`."""
+    """Return the factor at `progress`, the finished fraction of a decay from 1 to `floor`.
+
+    `shape` is "linear", "cosine" or, for any other value, 1 minus the square root of `progress`.
+    """
     if shape == "linear":
         fraction = 1.0 - progress
     elif shape == "cosine":

@@ -19,9 +19,6 @@ EMBEDDINGS = (Embedding, EmbeddingBag)
 class ModuleParams:
     """Parameters of a module that need a gradient, with names and owners for selection.
 
-    Args:
-        module: The module.
-
     Attributes:
         named_params: (name, parameter) pairs; a tied parameter has its first name.
         names: {id(parameter): all its names}.
@@ -41,7 +38,7 @@ class ModuleParams:
         self._name_set = set(self.all_names)
 
     def called(self, selector: str, param: Tensor) -> bool:
-        """Return True if a name of a parameter equals a selector, has it as a part, or matches it.
+        """Return True if a name of a parameter equals, contains as a part, or matches a selector.
 
         A selector that is the name of a parameter is not a pattern: "a[0]" does not match "a0".
         """
@@ -92,7 +89,10 @@ class ModuleParams:
         return selected_ids
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
-        """Raise InvalidArgumentError if `selected` is empty; the message suggests similar names."""
+        """Raise InvalidArgumentError if `selected`, the result of `selector`, is empty.
+
+        The message names `argument`, the user's argument, and suggests names like `selector`.
+        """
         if selected:
             return
         segments = {segment for name in self.all_names for segment in name.split(".")}

@@ -65,9 +65,10 @@ def _parse_argument_notes() -> Notes:
 
 
 def parse_notes(doc: str | None, label: str) -> Notes:
-    """Return {name: description} from a docstring's section, with line breaks.
+    """Return {name: description} from the section `label` of the docstring `doc`.
 
-    `label` is the heading of the section, such as "Args:". Return {} without such a section.
+    `label` is a heading, such as "Args:". Descriptions keep line breaks. Return {} without such a
+    section.
     """
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
@@ -99,7 +100,7 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
 
 
 def _deduplicate(parameter: Parameter) -> Parameter:
-    """Return an equal parameter that exists already, or this one; 0 and 0.0 differ."""
+    """Return an equal parameter of an earlier call, else `parameter` itself; 0 and 0.0 differ."""
     equal_parameters = _parameters.setdefault(type(parameter.default), {})
     return equal_parameters.setdefault(parameter, parameter)
 
@@ -110,7 +111,7 @@ _parameters: dict[type, dict[Parameter, Parameter]] = {}
 
 
 def _type_params(parameter: Parameter) -> Parameter:
-    """Return the parameter `params` with the type of torch, unless it has one."""
+    """Return `parameter` annotated with torch's type `ParamsT`, unless it has an annotation."""
     is_open = parameter.annotation in (Any, Parameter.empty)
     return parameter.replace(annotation=ParamsT) if is_open else parameter
 
@@ -139,7 +140,7 @@ def publish(cls: Any, accepted: Signature) -> None:
     """Set the signature and docstring of a class's constructor, in place.
 
     Args:
-        cls: The class. If it inherits the constructor, it gets a copy of the inherited function.
+        cls: The class. An inherited constructor is first copied to the class.
         accepted: The signature, with `self`.
     """
     # A docstring on the inherited function would document the base class, too.
@@ -155,7 +156,7 @@ def publish(cls: Any, accepted: Signature) -> None:
 
 
 class OfConstructor:
-    """Descriptor for `__signature__` of classes, which returns their constructor's signature.
+    """Descriptor for `__signature__` that returns the signature of a class's constructor.
 
     `inspect` would use `__new__` otherwise, which accepts anything.
     """

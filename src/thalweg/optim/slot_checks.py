@@ -16,7 +16,7 @@ from thalweg.optim.state_mismatch import kind_of, told
 
 
 def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
-    """Raise InvalidTypeError for a slot that is not a tensor, or is not stored in its codec.
+    """Raise InvalidTypeError for a slot that is not a tensor, or does not fit its codec.
 
     An optional slot may be None.
 

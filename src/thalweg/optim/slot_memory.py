@@ -19,7 +19,7 @@ Span = tuple[str, int, int, dict[str, Any] | None, str]
 def separate_slots(optimizer: Any, step_options: Any) -> None:
     """Copy each slot that shares memory with a parameter or another slot, or overlaps itself.
 
-    A step would raise for these slots. Programs create them by storing one tensor twice.
+    A step would raise for such slots. They arise if a program stores one tensor twice.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; its state is changed.
@@ -42,7 +42,10 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Copy slots whose memory overlaps; their states receive the copies."""
+    """Copy slots whose memory overlaps; the states of the slots receive the copies.
+
+    `sorted_spans` has the memory of parameters and slots, sorted by address.
+    """
     # A run is a sequence of spans, each of which begins before `reach`, the end of those before it.
     run: list[Span] = []
     reach = 0

@@ -1,4 +1,4 @@
-"""Entries of groups and states that describe the form of a state, such as codecs.
+"""Entries that describe how a state is stored, such as the codecs of its slots.
 
 `torch.distributed.checkpoint` reads from a flat state dict only entries with keys that the groups
 and the state of the optimizer have. So these have all entries that `state_dict` returns, from the
@@ -58,16 +58,19 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
 
 
 def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without gradient sums of 0, and without entries that the file lacks.
+    """Return a state without placeholders: empty gradient sums, and entries {} of missing values.
 
-    `torch.distributed.checkpoint` reads an entry that the file lacks as {}.
+    `torch.distributed.checkpoint` reads an entry as {} if the file lacks the entry. An entry stays
+    if the optimizer's state has no value for it, either. If all entries stay, return `saved_state`
+    itself.
 
     Args:
-        optimizer: The optimizer. Its state is cleared if no entry was read.
+        optimizer: The optimizer. On an error, its state is cleared.
         saved_state: The state dict, in a valid form; not changed.
 
     Raises:
-        CheckpointMismatchError: No entry was read, because the optimizer has no state.
+        CheckpointMismatchError: A rule has slots, but neither the optimizer nor `saved_state` has
+            any entry.
     """
     saved_states = dict(parameter_states(saved_state))
     if not any(saved_states.values()) and not any(optimizer.state.values()):
@@ -86,9 +89,9 @@ def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[st
 
 
 def _check_read(optimizer: Any, names: Sequence[str]) -> None:
-    """Raise CheckpointMismatchError if a parameter in `names` should have slots.
+    """Raise CheckpointMismatchError if parameters in `names` should have slots.
 
-    No entry was read for these parameters. Before the error, clear the optimizer's state.
+    `names` are parameters of which no entry was read. On an error, clear the optimizer's state.
     """
     if names and any(rule.slots for rule in optimizer._rules()):
         # Torch's reads have added empty states, and it allocates none if there are any.

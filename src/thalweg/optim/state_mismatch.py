@@ -297,7 +297,7 @@ def _why_rows_unfit(tensor: Tensor, label: str) -> str | None:
 
 
 def is_before_steps(entries: Mapping[str, object]) -> bool:
-    """Return True if the state is that of a parameter before its first step."""
+    """Return True if a state has the form of a state before the first step."""
     if entries.keys() <= {SUM}:
         return True
     step = entries.get(STEP)

@@ -56,9 +56,6 @@ class ParamGroupAdapter(StepAdapter):
     scalars, such as the rate, have one *key*: a group index, and the numbers that differ.
 
     Args:
-        optimizer: The optimizer.
-        param_state: The state of the parameters.
-        params: The parameters that a rule updates.
         group_indices: The index of each parameter's group; the attribute `places`.
     """
 
@@ -99,13 +96,11 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return (gradient, target) pairs, and a list of parameters to which targets are copied.
+        """Return ((gradient, target) pairs, copies).
 
-        The list has None for each target that is a parameter. None replaces the list if all targets
-        are parameters. If gradients are clipped, sparse gradients are coalesced.
-
-        Args:
-            pairs: (gradient, parameter) pairs.
+        `copies` has, for each pair, the parameter to which the target will be copied, or None if
+        the target is the parameter. `copies` is None if all targets are parameters. If gradients
+        are clipped, sparse gradients are coalesced.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
@@ -181,7 +176,7 @@ class ParamGroupAdapter(StepAdapter):
         """Raise if a gradient cannot update its variable.
 
         Args:
-            pairs: (gradient, variable) pairs. A variable is a target, or a real view of it. A
+            pairs: (gradient, variable) pairs. A variable is a target, or a real view of a target. A
                 gradient must be on the device of its parameter.
             narrow: True to accept 16-bit gradients of float32 variables.
 

@@ -46,7 +46,8 @@ class SetChanges:
     def note_planned(self, gradients: int, trainable: int) -> None:
         """Count this step if a gradient is absent now or was absent in the step before.
 
-        At a limit, set `needs_plan` and reset the count. The limit then doubles up to 1,024.
+        If the count reaches a limit, set `needs_plan` and reset the count. The limit then doubles
+        up to 1,024.
 
         Args:
             gradients: The number of parameters with a gradient in the step.
@@ -115,7 +116,7 @@ class StepCache:
 
     @property
     def total(self) -> int:
-        """Number of steps taken, including those taken in one call."""
+        """Number of steps taken, including steps of replays."""
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
@@ -141,10 +142,11 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Drop the present replay after a step that ran the last plans again, with all checks.
+        """Record that a step with all checks ran the last plans again; drop the present replay.
 
-        If the plans have run often enough, set `due_adapters` to `adapters`, so that the next step
-        plans a replay. Keep a replay of these plans after a step that diagnostics measured.
+        If the plans have run often enough, set `due_adapters` to `adapters`: the next step then
+        plans a replay. If diagnostics measured the step, keep a replay of these plans, and change
+        nothing.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

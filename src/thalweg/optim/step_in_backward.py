@@ -17,7 +17,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 def register_hooks(optimizer: Any) -> None:
-    """Register a hook on each trainable parameter: it updates the parameter in the backward pass.
+    """Register hooks that update each trainable parameter in the backward pass.
 
     A frozen parameter gets its hook in the first step after it is unfrozen.
 
@@ -47,7 +47,7 @@ def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
     # A parameter may outlive its optimizer, and would keep it alive by the hook.
     def apply(param: Tensor) -> None:
-        """Update a parameter; or, if its state is offloaded, start to copy its gradient."""
+        """Update a parameter. If its state is offloaded, only start to copy its gradient."""
         updater = optimizer()
         if updater is None:
             return
@@ -67,8 +67,8 @@ def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 def _fetch(optimizer: Any, param: Tensor) -> None:
     """Start to copy a gradient to the CPU and set `param.grad` to None.
 
-    Also update parameters whose copied gradients have arrived; thus the CPU works while the GPU
-    computes further gradients. The end of the backward pass updates all others.
+    Also update parameters whose earlier copies have arrived. Parameters with later copies are
+    updated at the end of the backward pass.
     """
     with importing:
         from thalweg._engines.offload import Prefetch

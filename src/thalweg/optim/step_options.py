@@ -105,7 +105,7 @@ class LastStep(NamedTuple):
 
 
 class StepOptions:
-    """Options of a constructor, one object of each class in `OPTIONS`, most of them off.
+    """All options of a constructor: an object of each class in `OPTIONS`, most of them off.
 
     Args:
         **keywords: {keyword: value} of the constructor.
@@ -255,7 +255,10 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 
 
 def _equal(first: object, second: object) -> bool:
-    """Return True if two option values are equal; False if they cannot be compared."""
+    """Return True if two option values are equal.
+
+    Return False if the comparison raises, as for two tensors of several elements.
+    """
     try:
         for value in (first, second):
             if isinstance(value, Tensor):
@@ -290,7 +293,7 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
 
 
 class GradientReport:
-    """Norm and clip factor of gradients; tensors stay on their device until they are read."""
+    """Norm and clip factor of gradients, as numbers, or as tensors on their device."""
 
     def __init__(self, grad_norm: Any = None, clip_factor: Any = None) -> None:
         self.grad_norm, self.clip_factor = grad_norm, clip_factor

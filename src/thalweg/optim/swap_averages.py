@@ -24,10 +24,7 @@ class _Swap(NamedTuple):
     """Parameter that is swapped with its average in a block.
 
     Attributes:
-        label: The parameter's name.
-        param: The parameter.
         memory: The parameter's memory at the start of the block.
-        average: The parameter's average.
         buffer: Holds the parameter's value in the block.
     """
 
@@ -51,23 +48,20 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
-        average_of: `average_of(param, state)` returns the average of a parameter from its state;
-            None if it has none.
+        average_of: `average_of(param, state)` returns the average of a parameter from the
+            parameter's state, or None without an average.
     """
     return ContextSetting(partial(_exchange_calls, optimizer, average_of))
 
 
 def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    """Return (callables that copy averages to parameters, callables that restore the parameters).
+    """Return (callables for the start of a `with` block, callables for its end).
 
-    The callables of the first list fill the second list, which is empty before.
-
-    Args:
-        average_of: See `swapped`.
+    Callables of the first list copy averages to parameters and fill the second list. Callables of
+    the second list restore the parameters. `average_of` is the argument of `swapped`.
 
     Raises:
         FailedPreconditionError: The parameters are averages already.
-        InvalidArgumentError, LayoutError: `_find_swaps` rejects an average.
     """
     cache = optimizer.step_cache
     with cache.lock, writable():
@@ -105,7 +99,9 @@ def _raise_nested() -> None:
 
 
 def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
-    """Return the swap of each parameter that has an average, with a new buffer.
+    """Return a `_Swap`, with a new buffer, for each parameter that has an average.
+
+    `average_of` is the argument of `swapped`.
 
     Raises:
         InvalidArgumentError: A parameter and its average have different shapes.

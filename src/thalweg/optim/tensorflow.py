@@ -1,7 +1,7 @@
 """Optimizers of TensorFlow in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
 
-The numbers are those of `thalweg.keras.optimizers`, for the classes that Keras has not those of
-`thalweg.v1`, to the bit. Groups, state and files have the form of torch.
+Results equal those of `thalweg.keras.optimizers` to the bit, or those of `thalweg.v1` for classes
+that Keras lacks. Groups, state and files have the form of torch.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Raise if shapes, dtypes or memory of the pairs are invalid.
 
-        Also raise if a parameter is complex and the rule is not linear.
+        Also raise if a parameter is complex and the rule is not linear. `narrow` is True to accept
+        16-bit gradients of float32 variables.
         """
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]

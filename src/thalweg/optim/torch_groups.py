@@ -182,7 +182,7 @@ class TorchGroups(FusedOptimizer):
 
     @staticmethod
     def _initials_of_param(param: Tensor) -> Entries:
-        """Return the initial state of one parameter that depends on its shape."""
+        """Return initial state of one parameter that depends on the parameter's shape."""
         return {}
 
     def _initial_entries(
@@ -303,6 +303,7 @@ class TorchGroups(FusedOptimizer):
 
         Args:
             entries: The state to load.
+            label: The name of the parameter in messages.
             may_lack: True if slots that the next step creates may be missing.
         """
         specs = {SUM: sum_spec(param)}
@@ -356,8 +357,10 @@ class TorchGroups(FusedOptimizer):
         Rules that call functions of users are not checked.
 
         Args:
-            checked_keys: Keys of checked (group, numbers) combinations, which are not checked
-                again; the key of this one is added.
+            entries: The state of the parameter.
+            label: The name of the parameter in messages.
+            checked_keys: Keys of checked (group, numbers) combinations. A combination in this set
+                is skipped; any other is added.
         """
         rule = self.wrapped_rule(group, param)
         scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

@@ -16,7 +16,7 @@ from thalweg.optim.rule_names import KINDS
 
 
 def alias_torch_module(name: str, public: Sequence[str]) -> None:
-    """Set `__getattr__` of a module, so that it has all names of its module in `torch.optim`.
+    """Set `__getattr__` of a module to provide all names of a module of `torch.optim`.
 
     Args:
         name: The module's name; its last part is the name of the module in `torch.optim`.

@@ -1,4 +1,4 @@
-"""Sets of torch functions by their effect on labels and weights, and their arguments."""
+"""Sets of torch functions with equal effects on labels and weights, and access to arguments."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def covers(output: Tensor, shape: Sequence[int]) -> bool:
 
 
 def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
-    """Return a view of a weight in place of the matrices that a tensor of indices selects from it.
+    """Return a view of a weight with the shape of matrices selected by a tensor of indices.
 
     The indices depend on data, so the view repeats the first matrix. Return None if the function
     does not select matrices by a tensor of indices.

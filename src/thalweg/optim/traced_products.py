@@ -78,7 +78,6 @@ def product_shape(
     """Return the shape of a product that `product_roles` recognizes.
 
     Args:
-        func: The function of torch.
         factors: The two tensors that are multiplied.
     """
     # Torch would import its compiler to compute shapes of meta tensors.

@@ -1,4 +1,4 @@
-"""Record of the products of a weight in a forward pass, and the matrix layout they define."""
+"""Record of the products of a weight in a forward pass, which determine its matrix layout."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ class UndecidedError(Exception):
 
 
 class UnusedError(UndecidedError):
-    """The forward pass did not use a weight, or its outputs were not followed to their end."""
+    """The forward pass did not use a weight, or the use of its outputs could not be traced."""
 
 
 class WeightUse:
     """Record of how a forward pass uses one weight.
 
     Outputs are the indices of rows, or of columns if the weight has a row for each input.
-
-    Args:
-        shape: The shape of the weight.
 
     Attributes:
         other_uses: Names of functions other than products that took the weight.
@@ -108,7 +105,7 @@ class WeightUse:
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
         """Record whether outputs are rows or columns of the weight; return True for columns.
 
-        If earlier products differ, also record a conflict, for which `layout` raises.
+        If earlier products differ, also record a conflict; `layout` then raises.
 
         Args:
             outputs: Flat indices of the weight elements that multiply the first input.
@@ -135,7 +132,7 @@ class WeightUse:
         self._add(self._reduced_sets, _make_flags(outputs, self.output_count))
 
     def join(self, other_use: WeightUse) -> None:
-        """Record that the outputs were added to those of another weight, and used with them."""
+        """Record that the outputs were added to the outputs of the weight of `other_use`."""
         if all(use is not other_use for use in self._joined_uses):
             self._joined_uses.append(other_use)
         self.joins_residual = True
@@ -218,11 +215,9 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     """Return sets of rows or columns (flags per index) that together contain every index.
 
-    Return `sets` if they do. If `sets` are ranges of one length that start at multiples of it,
-    append the missing ranges: few tokens reach only some experts of a weight.
-
-    Raises:
-        UndecidedError: Indices are missing, and the sets are not such ranges.
+    Return `sets` unchanged if no index is missing. If `sets` are ranges of one length, at multiples
+    of this length, add the missing ranges. Ranges are missing if few tokens reach only some experts
+    of a weight. Raise UndecidedError for other sets with missing indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -244,9 +239,10 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
 
 
 def _number_segments(sets: Sequence[Flags]) -> Indices:
-    """Return an int64 array with the number of the largest set that contains each index, else 0.
+    """Return an int64 array with a set's number for each index, or 0 for an index in no set.
 
-    Sets are numbered from 1, the largest first. Raise UndecidedError if two sets partly overlap.
+    Sets are numbered from 1 by falling size. An index in several sets gets the number of the
+    largest. Raise UndecidedError if two sets partly overlap.
     """
     segments = np.zeros(len(sets[0]), np.int64)
     for index, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
@@ -262,9 +258,7 @@ def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
     """Divide indices into blocks, from a segment number per index.
 
     Return (number of blocks, or a tuple of sizes if they differ; True if blocks are interleaved).
-
-    Raises:
-        UndecidedError: The segments do not repeat evenly.
+    Raise UndecidedError if the segments do not repeat evenly.
     """
     # Run-length encoding; the unequal first element makes index 0 a start.
     starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))

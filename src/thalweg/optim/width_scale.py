@@ -33,7 +33,7 @@ _INDEPENDENT_DECAY = frozenset(("AdamWIndependent",))
 
 
 class WidthFactor(NamedTuple):
-    """Factor `up / down` of a learning rate. Rules for matrices use both, all others only one."""
+    """Factor `up / down` of a learning rate. Most rules use only `up` or only `down`."""
 
     up: float = 1.0
     down: float = 1.0
@@ -43,7 +43,6 @@ class BaseWidths:
     """Shapes of the parameters in the base model, with which learning rates are scaled.
 
     Args:
-        module: The module.
         width_scale: As in `groups`.
 
     Raises:
@@ -81,7 +80,6 @@ class BaseWidths:
         """Scale a parameter's learning rate, and its weight decay inversely; return the factor.
 
         Args:
-            name: The name of the parameter.
             options: The rule of the parameter, as "rule", and its options; changed in place. If
                 they lack the decay, the rule's default is scaled.
             scale_decay: False to keep the decay.
@@ -102,10 +100,9 @@ class BaseWidths:
     def _factor(self, name: str, options: Group) -> WidthFactor:
         """Return the factor of a parameter's learning rate.
 
-        It depends on the rule and on the number of dimensions that differ from the base shape.
-
-        Raises:
-            InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.
+        The factor depends on the rule, and on the number of dimensions that differ from the base
+        shape. Raise InvalidArgumentError if no factor is known for the rule, or for a parameter of
+        this shape.
         """
         ratios, rule = self._ratios[name], options["rule"]
         widths = [ratio for ratio in ratios if ratio is not None]
@@ -160,11 +157,10 @@ def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[
     """Return {name: shape} of a base model, validated against the shapes of the module.
 
     Args:
-        shapes: A module, or {name: shape}.
         target: {name: shape} of the module.
 
     Raises:
-        InvalidTypeError: `shapes` is neither.
+        InvalidTypeError: `shapes` is not a module and not a mapping.
         InvalidArgumentError: A name or a number of dimensions differs.
     """
     if isinstance(shapes, Module):

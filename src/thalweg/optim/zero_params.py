@@ -13,11 +13,10 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of each all-zero parameter whose state lacks the slot of its pair.
+    """Warn of each all-zero parameter whose state lacks a slot, that is, before its first step.
 
     Args:
-        optimizer: A `FusedOptimizer`.
-        pairs: (parameter, (name of a slot, text of the warning)). A parameter with an empty tuple
+        pairs: (parameter, (name of the slot, text of the warning)). A parameter with an empty tuple
             gets no warning.
     """
     new = [

@@ -1,8 +1,7 @@
 """Adagrad with dual averaging: TensorFlow's ApplyAdagradDA kernels.
 
-The variable is computed anew from the sums of gradients, so that its initial value is lost at the
-first step. `t` is the number of the step, from 1; TensorFlow's optimizer reads a global step
-that the caller counts.
+The variable is computed anew from sums of gradients. Therefore the first step loses the variable's
+initial value. `t` is the number of the step, from 1. TensorFlow's callers count a global step.
 """
 
 from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide

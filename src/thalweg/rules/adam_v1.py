@@ -1,8 +1,8 @@
 """Adam of TensorFlow 1: the formulas of Keras, other bias corrections and another epsilon.
 
-Keras raises beta1 and beta2 to the step's number. TensorFlow 1 keeps two variables that it
-multiplies by them after each step; a caller that does so gives `prepare` their values before the
-step as `beta1_power` and `beta2_power`, cast to the compute dtype.
+Keras raises beta1 and beta2 to the step's number. TensorFlow 1 keeps the powers in two variables,
+multiplied after each step. A caller with such variables passes their values before the step as
+`beta1_power` and `beta2_power` to `prepare`, cast to the compute dtype.
 """
 
 from dataclasses import replace

@@ -19,7 +19,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):
-    """Return the updated variable and slots of a touched row; others move, too, as in Adam."""
+    """Return the updated variable and slots of a touched row; untouched rows move, as in Adam."""
     var = decayed(var, weight_decay)
     m = m * beta1 + grad * (1 - beta1)
     v = v * beta2 + (grad * grad) * (1 - beta2)

@@ -1,5 +1,6 @@
-"""FTRL-proximal whose linear slot has the learning rate in it: multiply_linear_by_lr=True of the
-ApplyFtrl kernels, which so take a learning rate of 0, too.
+"""FTRL-proximal whose linear slot is multiplied by the learning rate, which may then be 0.
+
+TensorFlow's ApplyFtrl kernels with multiply_linear_by_lr=True.
 """
 
 from dataclasses import replace

@@ -21,7 +21,7 @@ def update(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Return the new var, accumulator and linear; the last bit of TensorFlow's pow may differ."""
+    """Return the new var, accumulator and linear. TensorFlow's pow may differ in the last bit."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
@@ -65,7 +65,7 @@ def update_single(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Return var, accumulator and linear of a one-element row of a sparse gradient."""
+    """Return the new var, accumulator and linear of a row of one element; sparse gradients only."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)

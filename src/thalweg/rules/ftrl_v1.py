@@ -1,8 +1,8 @@
 """FTRL-proximal of TensorFlow 1: the kernels of Keras, other names of slots, a guarded beta.
 
-TensorFlow 1 adds beta to l2 before it casts them: in float32, unless the learning rate was given
-as a float64. A caller with float64 variables calls `adjusted_l2` on scalars of that type, and
-gives the rule the result as `l2`, with a `beta` of 0.
+TensorFlow 1 adds beta to l2 before the sum is cast: in float32, unless the learning rate was given
+as a float64. A caller with float64 variables calls `adjusted_l2` with such scalars, and passes the
+result to the rule as `l2`, with a `beta` of 0.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, moved
 
 
 def update(var, grad, *, learning_rate):
-    """Return the updated variable; sparse entries one by one, as TensorFlow's ScatterAdd."""
+    """Return the updated variable; entries of one row are added in turn, as in ScatterAdd."""
     return (moved(var, -(grad * learning_rate)),)
 
 

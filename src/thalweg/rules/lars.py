@@ -1,10 +1,10 @@
 """LARS: momentum with a rate for each variable, as tf.contrib.opt of TensorFlow 1.15 computes it.
 
-A variable that is left out of the scaling has `adaptive` and `weight_decay` of 0. Sparse gradients
-know neither ratio nor decay.
+For a variable without scaling, `adaptive` and `weight_decay` are 0. Steps of sparse gradients use
+neither ratio nor decay.
 
-The learning rate is inside the velocity for dense gradients and outside of it for sparse ones, so
-a variable should have one kind.
+The velocity of dense gradients contains the learning rate; the velocity of sparse gradients does
+not. Therefore the gradients of a variable should all be dense, or all sparse.
 """
 
 from thalweg.formula import (

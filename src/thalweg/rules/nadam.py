@@ -1,10 +1,10 @@
-"""Nadam, as the Python of Keras writes it.
+"""Nadam, as the Python code of Keras computes it.
 
-The running product of the momentum schedule, `momentum_cache`, belongs to the optimizer and not to
-a variable: it starts at 1, has the dtype of the first variable, and is stored once a step. The
-caller gives `prepare` the step `t` (1 at the first) and the cache as it was before the step, both
-as scalars of the compute dtype, and stores the "momentum_cache" of the returned dict, taken from
-the call for the dtype of the cache. Variables of another dtype get the old cache cast to theirs.
+`momentum_cache`, the running product of the momentum schedule, belongs to the optimizer and not to
+a variable. It starts at 1, has the dtype of the first variable, and is stored once per step. The
+caller passes to `prepare` the step `t`, from 1, and the cache before the step, both as scalars of a
+compute dtype. `prepare` is called once for each dtype of variables. The caller stores the
+"momentum_cache" that the call for the cache's dtype returns.
 """
 
 from thalweg.formula import Hyper, Rule, Slot, moved, number_like, power, sqrt
@@ -17,7 +17,7 @@ def schedule(beta1, decay, t):
 
 
 def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
-    """Return {name: scalar of step t}, on the host; "momentum_cache" is the new product."""
+    """Return {name: scalar of step t}, on the host, with the new "momentum_cache"."""
     mu, mu_next = schedule(beta1, decay, t), schedule(beta1, decay, t + 1)
     product = momentum_cache * mu
     return {

@@ -1,8 +1,8 @@
 """NovoGrad: momentum of gradients that are divided by a moving norm of their variable.
 
-`share` is the factor of gradient averaging, 1 without it, and `fresh` is 1 - beta2; a caller that
-has them in another precision than these gives them. A sparse gradient is a dense one: rows that no
-index names have a gradient of 0.
+`share` is the factor of gradient averaging, 1 without averaging. `fresh` is 1 - beta2. A caller may
+pass both, to compute them in another precision. A sparse gradient is treated as a dense gradient
+that is 0 in all other rows.
 """
 
 from dataclasses import replace
@@ -20,14 +20,14 @@ def prepare(*, beta1, beta2, fresh=None, share=None):
 
 
 def per_variable(*, gradient_squares, grads_ema, beta2, fresh, epsilon):
-    """Return a variable's average of squared norms, starting at the first, and its scale."""
+    """Return the average of a variable's squared norms, from the first on, and the scale."""
     squares = narrow(gradient_squares, like=epsilon)
     average = where(grads_ema == 0, squares, grads_ema * beta2 + squares * fresh)
     return {"grads_ema": average, "grad_scale": 1 / sqrt(average + epsilon)}
 
 
 def per_variable_as_shipped(*, gradient_squares, epsilon):
-    """Return a variable's scale; OpenSeq2Seq does not store the average, so each is the first."""
+    """Return a variable's scale by this step's norm, as OpenSeq2Seq does not store the average."""
     return {"grad_scale": 1 / sqrt(narrow(gradient_squares, like=epsilon) + epsilon)}
 
 

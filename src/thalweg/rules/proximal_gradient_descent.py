@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, absolute, maximum, narrow, where, wide
 
 
 def shrunk(value, width):
-    """Return the value, moved toward 0 by `width` and at most to it; -0 becomes 0."""
+    """Return the value moved toward 0 by `width`, but not beyond 0; -0 becomes 0."""
     size = maximum(absolute(value) - width, 0)
     return where(value < 0, -size, size)
 

@@ -7,12 +7,12 @@ from thalweg.formula import Hyper, Rule, where
 
 
 def decayed(var, weight_decay):
-    """Return the variable after the decay; its bits are its own where the decay is 0."""
+    """Return the variable after the decay; a decay of 0 changes no bit."""
     return where(weight_decay != 0, var - weight_decay * var, var)
 
 
 def update(var, grad, *, weight_decay):
-    """Return the updated variable; of a sparse gradient only the named rows decay."""
+    """Return the updated variable. With a sparse gradient, only rows with entries decay."""
     return (decayed(var, weight_decay),)
 
 
@@ -35,14 +35,14 @@ WEIGHT_DECAY = Rule(
 
 @cache
 def with_decay(rule: Rule) -> Rule | None:
-    """Return a rule that first decays the variable, by the new hyperparameter `decoupled_decay`.
+    """Return a copy of a rule that first decays the variable; results are cached.
 
-    A hyperparameter `weight_decay` of the rule, which changes the gradient, stays. Results are
-    cached.
+    The copy has a new hyperparameter `decoupled_decay`. If the rule already has `weight_decay`,
+    which changes the gradient, the copy keeps it.
 
     Returns:
-        The new rule. None if the rule has `measures` or `levels`, `whole` is True, or the rule has
-        a formula `before`. Then `WEIGHT_DECAY` must run as a rule of its own, before `rule`.
+        The new rule. None for a rule with `measures`, `levels`, `whole` or `before`: the caller
+        must then run the rule `WEIGHT_DECAY` before `rule`.
     """
     # Sums must read decayed variables. With `whole`, a sparse gradient is made dense, but only the
     # rows that it names decay.

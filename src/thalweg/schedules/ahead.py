@@ -17,10 +17,10 @@ class RatesAhead:
     """A learning rate that depends on the step alone, computed for several steps at a time.
 
     During training, other data fill the processor's caches, and a single evaluation of a formula is
-    slow. So coming steps are evaluated, too: while steps are consecutive, each time twice as many.
+    slow. While steps are consecutive, each evaluation computes twice as many rates as the last one.
 
     Args:
-        rate_at: `rate_at(step)` returns the learning rate, which depends on nothing else.
+        rate_at: `rate_at(step)` returns the learning rate, which must depend on `step` alone.
     """
 
     def __init__(self, rate_at: Callable[[int], Any]) -> None:

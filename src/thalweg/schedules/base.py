@@ -96,9 +96,9 @@ class LearningRateSchedule:
 
 @dataclass(eq=False)
 class FormulaSchedule(LearningRateSchedule):
-    """A schedule given by a formula on NumPy scalars; its fields are its config.
+    """A schedule given by a formula on NumPy scalars. The fields are the config.
 
-    The fields are read at every step, so they may be changed during training.
+    The fields are read at every step, and may be changed during training.
     """
 
     def __post_init__(self) -> None:
@@ -147,9 +147,7 @@ class FormulaSchedule(LearningRateSchedule):
         return self._own()
 
     def having(self, fields: Mapping[str, object]) -> Self:
-        """Return a copy with other fields, which draws from the same random numbers if it draws
-        any.
-        """
+        """Return a copy with some fields replaced; a random generator is shared with the copy."""
         duplicate = copy.copy(self)
         vars(duplicate).update(fields)
         return duplicate
@@ -158,7 +156,7 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
-        """Add a node to a graph that evaluates a copy of this schedule in each run; return it."""
+        """Add to `graph`, and return, a node that evaluates a copy of this schedule in each run."""
         dtype = as_dtype(self._kind())
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:

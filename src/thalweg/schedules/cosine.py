@@ -65,14 +65,14 @@ class CosineDecayRestarts(FormulaSchedule):
 
         initial_learning_rate * ((1 - alpha) * 0.5 * m_mul**i * (1 + cos(pi * x)) + alpha)
 
-    in period `i`; `x` is the fraction of it that is over.
+    in period `i`; `x` is the finished fraction of the period.
 
     Args:
         initial_learning_rate: A float; its type is the type of the result. A Python float gives
             float32, `numpy.float64` or a float64 tensor gives float64.
         first_decay_steps: Steps of the first period. 0 gives NaN.
-        t_mul: Each period is this many times longer than the one before.
-        m_mul: Each period starts from this many times the rate of the one before.
+        t_mul: Length of a period, divided by the length of the previous period.
+        m_mul: First rate of a period, divided by the first rate of the previous period.
         alpha: The lowest learning rate as a fraction of the first.
         name: Kept for the config.
 

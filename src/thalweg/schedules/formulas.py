@@ -27,7 +27,7 @@ def exponential(
     staircase: bool = False,
     folded: bool = False,
 ) -> Scalar:
-    """Return rate * decay_rate^(step / span); a staircase rounds the quotient down."""
+    """Return rate * decay_rate^(step / span); `staircase` rounds the quotient down."""
     return rate * power(decay_rate, _periods(step, span, staircase, folded))
 
 
@@ -55,9 +55,9 @@ def polynomial(
 ) -> Scalar:
     """Return (rate - end) * (1 - step / span)^degree + end, with step at most span.
 
-    `cycle` is None, or `span` as TensorFlow rounds it to divide. Unless `cycle` is None, `span` is
-    replaced by its first multiple that is not below the step. `has_constant_rate` is True if `rate`
-    is a constant of the folded graph.
+    `cycle` is None, or `span` as TensorFlow rounds it to divide. With a `cycle`, `span` is replaced
+    by the least multiple that is at least `step`. `has_constant_rate` is True if `rate` is a
+    constant of the folded graph.
     """
     if cycle is None:
         step = min(step, span)
@@ -97,9 +97,9 @@ def cosine(
     warmup: Sequence[Any] = (),
     folded: bool = False,
 ) -> Scalar:
-    """Return rate * ((1 - alpha) * (1 + cos(pi * s)) / 2 + alpha), with s = step / span, up to 1.
+    """Return rate * ((1 - alpha) * (1 + cos(pi * s)) / 2 + alpha), with s = min(step / span, 1).
 
-    `warmup` is (target, steps): the rate first goes to the target along a line, and the cosine
+    With a `warmup` of (target, steps), the rate first goes to `target` along a line, and the cosine
     starts there. Pass `alpha` unrounded, because TensorFlow rounds 1 - alpha once.
     """
     target, warmup_steps = warmup or (rate, 0)
@@ -115,8 +115,7 @@ def cosine_restarts(
 ) -> Scalar:
     """Return rate * ((1 - alpha) * m_mul^i * (1 + cos(pi * x)) / 2 + alpha).
 
-    x is the finished fraction of period i. Period 0 has `span` steps; each next one is `t_mul`
-    times as long.
+    x is the finished fraction of period i, which has span * t_mul^i steps.
     """
     progress = step / span
     if t_mul == 1:

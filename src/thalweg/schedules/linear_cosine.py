@@ -115,10 +115,10 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         return copy.deepcopy(dict(self._generator.bit_generator.state))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Continue the sequence of random numbers from the position that `state_dict()` returned.
+        """Continue the sequence of random numbers from a position returned by `state_dict()`.
 
         Raises:
-            CheckpointMismatchError: `state_dict` is not a position. Nothing was loaded.
+            CheckpointMismatchError: `state_dict` is invalid. Nothing was loaded.
         """
         # A new generator, so that an invalid state changes nothing.
         bits: Any = np.random.PCG64(0)

@@ -27,8 +27,8 @@ class PiecewiseConstantDecay(FormulaSchedule):
 
     Args:
         boundaries: Steps, ascending; each keeps the value before it.
-        values: Learning rates, one more than boundaries. The result is float64 if one of them is
-            `numpy.float64` or a float64 tensor, and float32 otherwise.
+        values: Learning rates, one more than boundaries. The result is float64 if a value is
+            `numpy.float64` or a float64 tensor, else float32.
         name: Kept for the config.
 
     Example:

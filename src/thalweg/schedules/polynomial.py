@@ -21,10 +21,10 @@ class PolynomialDecay(FormulaSchedule):
         initial_learning_rate: A float; its type is the type of the result. A Python float gives
             float32, `numpy.float64` or a float64 tensor gives float64.
         decay_steps: Steps until `end_learning_rate` is reached. 0 gives NaN at step 0.
-        end_learning_rate: The last learning rate; it may be the larger one.
+        end_learning_rate: The last learning rate; may be above `initial_learning_rate`.
         power: Of the polynomial; 1 is a straight line.
         cycle: Beyond `decay_steps`, start again from a higher rate: `decay_steps` is replaced by
-            its first multiple that is not below the step.
+            the least multiple that is at least `step`.
         name: Kept for the config.
 
     Example:

@@ -30,7 +30,7 @@ _SCHEDULES: dict[str, type[LearningRateSchedule]] = {
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
-    """Return the schedule as a dict of its class name and its config.
+    """Return {"class_name": name of the schedule's class, "config": the schedule's config}.
 
     Example:
         >>> serialize(ExponentialDecay(0.1, 10, 0.9))["class_name"]

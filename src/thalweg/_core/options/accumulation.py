@@ -60,9 +60,9 @@ def add_to_sums(
             that runs after all writes.
 
     Raises:
-        LayoutError: A gradient or a sum has no memory for its elements, or a sum shares memory with
-            another sum or a parameter.
-        InvalidArgumentError: A gradient has another shape or device than its sum, or the count of a
+        LayoutError: A gradient or a sum has no memory for its elements; or a sum shares memory with
+            another sum or with a parameter.
+        InvalidArgumentError: A gradient has another shape or device than its sum; or the count of a
             group is not valid.
     """
     params = params_of(groups)
@@ -89,7 +89,7 @@ def _add_calls(
 ) -> list[Call]:
     """Return calls that add the gradients to their sums and set `param.grad` to None.
 
-    A parameter's first gradient becomes the sum without a copy if nothing else refers to it.
+    The first gradient of a parameter is copied, unless `param.grad` is its only reference.
     `sums_before` has the present sum of each of `params`, or None. See `add_to_sums` for the rest.
     """
     calls: list[Call] = []
@@ -163,8 +163,7 @@ def _check_all(
 ) -> None:
     """Raise an error if a gradient cannot be added to its sum; `get_names` is for the message.
 
-    Dense pairs are checked all at once; if that fails, all pairs are checked one by one. Sparse
-    pairs are always checked one by one.
+    Dense gradients are checked together first. Only if this fails, they are checked singly.
     """
     pairs = list(zip(grads, sums, strict=True))
     if _are_addable(pairs):
@@ -182,7 +181,10 @@ def _is_sparse(grad_or_sum: object) -> bool:
 
 
 def _are_addable(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
-    """Return True if `_check_sum` accepts all pairs (gradient, sum); False if it may raise."""
+    """Return True if all gradients can be added to their sums in `pairs` (gradient, sum).
+
+    False means that `_check_sum` must check each pair.
+    """
     gradients = [grad for grad, _ in pairs if grad is not None]
     sums = [grad_sum for _, grad_sum in pairs if grad_sum is not None]
     if not (all_have_memory(gradients) and all_have_memory(sums)):
@@ -236,7 +238,7 @@ def _copy_shared(
     gradients: list[Tensor],
     get_names: Callable[[Sequence[Tensor]], list[str]],
 ) -> list[Tensor]:
-    """Return `gradients`, with copies of those that share memory with a dense sum.
+    """Return `gradients`; a gradient that shares memory with a dense sum is replaced by a copy.
 
     Args:
         params: All parameters, for the check that no sum shares their memory.
@@ -270,9 +272,9 @@ def _list_storages(tensors: Iterable[Tensor]) -> Iterable[int]:
 def _begin_sum(
     grad: Tensor, unscaling: float | None, in_float32: bool, is_sole_holder: bool
 ) -> Tensor:
-    """Return the first gradient of a sum, scaled, in memory that nothing else uses.
+    """Return the first gradient of a sum, times `unscaling`, in memory that nothing else uses.
 
-    The gradient itself is returned only if `is_sole_holder`, and without scaling or conversion.
+    `grad` itself is returned only if `is_sole_holder`, and only without scaling and conversion.
     """
     if in_float32 and grad.dtype in REDUCED:
         grad = grad.float()
@@ -282,9 +284,9 @@ def _begin_sum(
 
 
 def _is_sole_holder(param: Tensor) -> bool:
-    """Return True if nothing but `param.grad` refers to the dense gradient and its memory.
+    """Return True if only `param.grad` refers to the dense gradient and its memory.
 
-    Return False if a DDP bucket, list or NumPy array shares the gradient.
+    For example, a DDP bucket, a list or a NumPy array may refer to the gradient.
     """
     grad = cast("Tensor", param.grad)
     # A gradient whose elements share memory cannot become a sum: sums are written in place.
@@ -296,11 +298,11 @@ def _is_sole_holder(param: Tensor) -> bool:
 
 
 def _count_holders(param: Tensor) -> tuple[int, ...]:
-    """Return the reference counts of `param.grad` and its memory.
+    """Return the reference counts of `param.grad` and of its storage.
 
     Returns:
-        The Python references and the C++ references to the gradient, the number of tensors of its
-        storage, and whether the storage is resizable.
+        Python references to the gradient, C++ references to the gradient, number of tensors of the
+        storage, and True if the storage is resizable.
     """
     grad = cast("Tensor", param.grad)
     memory = grad.untyped_storage()
@@ -319,10 +321,10 @@ def _sole_holder_counts() -> tuple[int, ...]:
 
 @contextmanager
 def set_aside(state: dict[Any, Any]) -> Generator[None]:
-    """Remove entries of `state` during a `with` block, and put them back at its end.
+    """Remove entries of `state` during a `with` block, and put them back at the end of the block.
 
-    The entries are those of parameters whose state is empty or only a gradient sum. The block can
-    then call torch's `__setstate__`, which expects `step` in the state of each parameter.
+    An entry is removed if it is empty or only a gradient sum. The block can then call torch's
+    `__setstate__`, which expects `step` in the state of each parameter.
     """
     states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
     for param, _ in states:

@@ -31,7 +31,7 @@ class Others(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Base class of options; its methods do nothing, and subclasses override them.
+    """Base class of options. Its methods do nothing, and subclasses override them.
 
     The fields of a subclass are keywords of optimizer constructors. Their defaults disable the
     option.

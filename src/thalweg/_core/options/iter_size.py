@@ -1,7 +1,7 @@
-"""Sums of the gradients of n session runs, scaled: each run adds its gradient times 1 / n.
+"""Accumulation of gradients over n session runs. Each run adds its gradient times 1 / n.
 
-The sums are variables that a step sets to 0. The run that takes the step adds its own gradients to
-copies of the sums, so a step that fails leaves the variables unchanged.
+The run that takes the step adds its own gradients to copies of the sums. So a step that fails
+leaves the variables unchanged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def check_addable(
 ) -> None:
     """Raise an error if a gradient or sum has another shape or dtype than its variable.
 
-    A sum without memory for its elements raises, too. `targets` are the variables that a step
-    updates, each with a gradient (or None) and a sum.
+    A sum without memory for its elements raises, too. `targets` are the variables. Gradients may be
+    None.
     """
     check_memories(sums)
     names = titles_of(targets)
@@ -59,7 +59,7 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
 def totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
     """Return new tensors: the sums plus the gradients, added as `adding` does.
 
-    The entry of a variable is None if it has no gradient and its sum is 0.
+    The result of a variable is None if its gradient is None and its sum is 0.
     """
     new_sums = [total.detach().clone() for total in sums]
     run(adding(new_sums, gradients, count))

@@ -44,9 +44,8 @@ class Larc(NamedTuple):
     ) -> Any:
         """Return r of each variable before the cap at 1; float32 of shape (n,).
 
-        The result is a tensor on the device of the norms, or an array if the norms are an array. A
-        variable of norm 0 gets `min_update`. If the denominator of its r is 0, too, `zero_by_zero`
-        makes r NaN.
+        A variable of norm 0 gets `min_update`. With `zero_by_zero`, r is NaN if the denominator is
+        0, too. The result is on the device of the norms, or an array if the norms are an array.
         """
         xp, device = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):
@@ -60,10 +59,11 @@ class Larc(NamedTuple):
             return xp.maximum(ratio, xp.full_like(ratio, float(self.min_update)))
 
     def factors(self, ratios: object, dtypes: Sequence[torch.dtype]) -> Any:
-        """Return the factor of each gradient: its ratio r, limited as in the update.
+        """Return the factor of each gradient: its ratio r, limited to a maximum.
 
-        r is capped at 1 in the mode "clip", and at the largest number of the gradient's dtype. NaN
-        is not changed. The result is an array if `ratios` is an array, else a tensor.
+        The maximum is 1 in the mode "clip", and the largest number of the gradient's dtype in the
+        mode "scale". NaN is not changed. The result is an array if `ratios` is an array, else a
+        tensor.
         """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

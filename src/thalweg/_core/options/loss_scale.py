@@ -11,7 +11,7 @@ from thalweg._core.options.base import Option
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Unscaling(Option):
-    """Option that moves the unscaling of `torch.amp.GradScaler` into the step.
+    """Option to unscale gradients in the step instead of in `torch.amp.GradScaler`.
 
     Attributes:
         fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`. The

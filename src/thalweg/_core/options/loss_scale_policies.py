@@ -35,16 +35,16 @@ def answer(
     amax: Any,
     in_float32: bool = False,
 ) -> Decision:
-    """Return the decision to apply or skip a step, with calls that write the policy's new state.
+    """Decide whether to apply a step. The `Decision` has calls that write the policy's new state.
 
     The step is applied unless a gradient is infinite or NaN.
 
     Args:
         policy: `policy(state, amax, overflow)` returns the changed scalars by name.
         variables: State of the policy by name; the calls write to these tensors.
-        has_nan: Whether a gradient contains NaN, as a bool or a scalar tensor.
-        amax: Largest gradient magnitude: a number, or a scalar tensor whose device evaluates the
-            policy.
+        has_nan: True if a gradient contains NaN; a bool or a tensor of shape ().
+        amax: Largest gradient magnitude: a number, or a tensor of shape () whose device evaluates
+            the policy.
         in_float32: True if the policy gets `amax` rounded to float32. The policy may then see an
             overflow in a step that is applied.
     """

@@ -37,8 +37,8 @@ MOVING_AVERAGE = Rule(
 def share_of(decay: Any, num_updates: Any, scalar_cls: ScalarType) -> Any:
     """Return 1 - decay as a scalar of `scalar_cls`.
 
-    With `num_updates`, the decay is at most (1 + num_updates) / (10 + num_updates), as in early
-    steps of `tf.train.ExponentialMovingAverage`.
+    With `num_updates`, the decay is at most (1 + num_updates) / (10 + num_updates), as in
+    `tf.train.ExponentialMovingAverage`.
     """
     effective_decay = as_scalar(decay, scalar_cls)
     if num_updates is not None:
@@ -91,8 +91,8 @@ def assign_average(
         variable: The average, which keeps the fraction `decay` of its value.
         value: The value to average.
         decay: A number, or a tensor of shape ().
-        biased: Optional tensor, an average that began at 0. Then `biased` is moved toward `value`,
-            and `variable` is set to `biased` divided by the total weight of all values.
+        biased: Optional tensor, an average that began at 0. It is moved toward `value`, and
+            `variable` is set to `biased` divided by the total weight of all values.
         step: Optional counter of moves; increased. None computes the weight of a first move.
 
     Raises:

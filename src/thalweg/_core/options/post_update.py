@@ -28,7 +28,7 @@ class _Identity(Composed):
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
-    """Return the rule with a formula that runs after its update in one pass over memory.
+    """Return a rule that runs `formula` after the update of `rule`, in one pass over memory.
 
     The formula also runs for rows without a sparse gradient. Gradients of repeated rows are added,
     so that the formula runs once per row.

@@ -18,7 +18,7 @@ HISTORY = "spike_history"
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class SpikeActions(Option):
-    """Action instead of a step whose loss or gradient norm is unusual.
+    """Action that replaces a step with an unusual loss or gradient norm.
 
     Attributes:
         spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`, which

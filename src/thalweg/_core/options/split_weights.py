@@ -19,7 +19,7 @@ from thalweg.variable import dtype_name
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class SplitWeights(Option):
-    """Weights of 24 bits in three bytes.
+    """Weights of 24 bits: a bfloat16 parameter and a byte of state.
 
     Attributes:
         weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight, which

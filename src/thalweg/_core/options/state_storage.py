@@ -22,11 +22,12 @@ Storage = str | tuple[tuple[str, str], ...]
 
 @cache
 def store_slots(rule: Rule, storage: Storage) -> Rule:
-    """Return the rule with codecs for its slots; the rule itself if no codec changes.
+    """Return the rule with codecs for its slots, or `rule` itself if no codec changes.
 
     Args:
-        storage: "8bit" for the default codec of each slot. Or a codec for all slots; nonnegative
-            slots get its unsigned counterpart. Or pairs (slot name, codec or "float32").
+        storage: "8bit" for the default codec of each slot. Or a codec for all slots; for slots
+            without negative numbers, its unsigned counterpart is used. Or pairs (slot name, codec
+            or "float32").
 
     Raises:
         InvalidArgumentError: A slot does not exist, or does not support its codec.
@@ -131,7 +132,7 @@ def _is_dict(state_storage: object) -> bool:
     """Return True for a dict of strings, False for a sequence of pairs of strings.
 
     Raises:
-        InvalidTypeError: The setting is neither.
+        InvalidTypeError: `state_storage` is neither of these.
     """
     is_dict = isinstance(state_storage, Mapping)
     pairs = [*cast("Mapping[Any, Any]", state_storage).items()] if is_dict else state_storage

@@ -30,7 +30,7 @@ class InBackward(Option):
         self._check_bool("in_backward")
 
     def check_beside(self, options: Others) -> None:
-        """Raise InvalidArgumentError if another option needs all gradients of a step together."""
+        """Raise InvalidArgumentError if another option needs all gradients of a step at once."""
         needing = {
             "clip_grad_norm": options.of(Clipping).clip_grad_norm,
             "accumulate": options.of(Accumulation).accumulate > 1,

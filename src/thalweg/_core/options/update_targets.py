@@ -1,4 +1,4 @@
-"""Tensors that steps update in place of parameters: float32 masters, or copies on the CPU."""
+"""Tensors that steps update instead of parameters: float32 masters, or copies on the CPU."""
 
 from __future__ import annotations
 
@@ -66,10 +66,9 @@ class StateStorage(NamedTuple):
         return param.device if self.device is None or name == SUM else self.device
 
     def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Copy each state entry of a parameter to the device `home_of(name, param)`.
+        """Return {name: copy} of state entries that are not on the device `home_of(name, param)`.
 
-        Return {name: copy}, without entries that are on this device already. Return {} if the
-        parameter's state is not offloaded.
+        The copies are on this device. Return {} if the parameter's state is not offloaded.
         """
         if not self.is_away(param):
             return {}
@@ -86,10 +85,10 @@ class StateStorage(NamedTuple):
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
         """Return the dtype in which a slot of a parameter is stored.
 
-        A scalar slot, or a slot with a dtype in the rule, keeps the rule's dtype. A slot that
-        begins as the parameter (in `self.beginning`) has the parameter's dtype, or float32 for a
-        16-bit parameter. Any other slot has the dtype `self.state` or, if this is None, the
-        parameter's dtype. With masters or split weights, None gives float32 for a 16-bit parameter.
+        A scalar slot, or a slot with a dtype in the rule, has the rule's dtype. A slot in
+        `self.beginning` has the parameter's dtype, or float32 for a 16-bit parameter. All other
+        slots have the dtype `self.state`. If `self.state` is None, they have the parameter's dtype,
+        or float32 for a 16-bit parameter with a master or split weights.
         """
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
@@ -104,7 +103,7 @@ class StateStorage(NamedTuple):
     def widen_slots(
         self, param_state: dict[str, object], slots: Sequence[Slot], param: Tensor
     ) -> None:
-        """Convert 16-bit slots of a parameter to the dtype that `of` returns.
+        """Convert 16-bit slots of a parameter to the dtype that `of` returns, in place.
 
         Do nothing unless the parameter has a master or is the upper part of a split weight.
 
@@ -122,11 +121,11 @@ PLAIN = StateStorage()
 
 
 class UpdateTargets:
-    """Tensors that steps update in place of parameters.
+    """Tensors that steps update instead of parameters.
 
     A target is a master weight, a CPU copy of an offloaded parameter (its stand-in), or the
-    parameter itself. User writes to a parameter are detected by comparing it with its master, or by
-    torch's version counter for an offloaded parameter.
+    parameter itself. If a user writes to a parameter, the change is detected and copied to the
+    target.
 
     Args:
         storage: Dtypes and devices of state and targets.
@@ -146,8 +145,8 @@ class UpdateTargets:
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
         """Set the parameters of the next steps; create missing masters and offloaded copies.
 
-        Return the tensor to update for each parameter: its master, its copy on the device of the
-        state, or the parameter itself. New masters are not put into `state`.
+        Return a target for each parameter: its master, its copy on the device of the state, or the
+        parameter itself. New masters are not put into `state`.
 
         Args:
             state: State of the optimizer, with masters.
@@ -182,10 +181,9 @@ class UpdateTargets:
         return all(map(_lies_at, self._params, self._memory_keys))
 
     def _stand_in_of(self, param: Tensor) -> Tensor:
-        """Return the copy of an offloaded parameter on the device of the state.
+        """Return the cached copy of an offloaded parameter on the device of the state.
 
-        The cached copy is returned unless the parameter's memory was replaced. Otherwise a new copy
-        is made and cached.
+        Create and cache a new copy if there is none, or if the parameter's memory was replaced.
         """
         cached = self._stand_ins.get(id(param))
         if cached is not None and cached[0] is param and _lies_at(param, cached[1]):
@@ -203,7 +201,7 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy parameters that were written since the last step to their offloaded targets.
+        """Copy each parameter to its offloaded target, if it was written since the last step.
 
         Return the targets of all parameters, in the order of `stand_for`.
         """

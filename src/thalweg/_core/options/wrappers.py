@@ -19,13 +19,7 @@ _LENGTH_CONFLICT = "both say how long a step is"
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Option):
-    """Option of one keyword that changes the step of a rule. Sparse gradients are made dense.
-
-    Attributes:
-        without: A slot that the option adds, and the warning for parameters that are 0 at first;
-            empty without a slot.
-        conflicts: {keyword of another wrapper: reason why the two cannot be combined}.
-    """
+    """Option of one keyword that changes the step of a rule and makes sparse gradients dense."""
 
     without: ClassVar[tuple[str, ...]] = ()
     conflicts: ClassVar[dict[str, str]] = {}
@@ -57,7 +51,7 @@ class Wrapper(Option):
 # Rules are compared by identity, so equal settings must give the same rule to share plans.
 @lru_cache(None)
 def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
-    """Return the result of the function `name` of `thalweg.rules.wrappers` for a rule.
+    """Call the function `name` of `thalweg.rules.wrappers` with a rule, and return the result.
 
     Raises:
         RuleError: The wrapped formula cannot be compiled, or a codec does not support it.
@@ -146,7 +140,7 @@ class Sphere(Wrapper):
 
 
 class _Share(Wrapper):
-    """Wrapper with a number as its value; True means the default number, and False means None."""
+    """Wrapper whose value is a number; True is the default number, and False is None."""
 
     default: ClassVar[float]
     maximum: ClassVar[float | None]

@@ -1,4 +1,4 @@
-"""Detection of different values for entries that share memory."""
+"""Detection of state entries that share memory, but would get different values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Write = tuple[Tensor, Entry, Any]
 def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
     """Return a message for each entry that would lose its value when all values are written.
 
-    A value is lost if a later entry in overlapping memory changes it. Nothing is written.
+    A value is lost if a later write to overlapping memory changes it. Nothing is written.
     """
     return [
         message
@@ -31,7 +31,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
-    """Yield for each group of overlapping tensors its writes, as a list in the order of `pairs`."""
+    """Yield a list of writes, in the order of `pairs`, for each group of overlapping tensors."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
         (str(write[0].device), *byte_span(write[0]), index)
@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes without repetitions: only the first of equal writes to one view."""
+    """Return the writes; of equal writes to one view, return only the first."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(
@@ -65,7 +65,7 @@ def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
 def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
     """Return a message for each write of `group` whose value a later write overwrites.
 
-    The writes are done to views with equal overlaps in a new block of memory, not to the entries.
+    The entries are not changed: the writes are tried in new memory.
     """
     if len(group) < 2:
         return []

@@ -80,7 +80,7 @@ class Entry:
         return taken(self.own)
 
     def difference(self, candidate: Any) -> str | None:
-        """Return a message why the tensor cannot be set to `candidate`; None if it can.
+        """Return a message if the tensor cannot be set to `candidate`, else None.
 
         Nothing is changed.
         """
@@ -118,12 +118,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Entry):
-    """Entry of a sharded tensor: this process has a part, and a state has all elements.
-
-    Attributes:
-        var: Variable with the full shape.
-        parts: Partition of the elements among the processes.
-    """
+    """Entry of a sharded tensor. This process has a part; a state has all elements."""
 
     var: Tensor
     parts: SlotShards
@@ -191,7 +186,7 @@ Item = Entry | Number
 
 
 class Compared(Protocol):
-    """Interface of an object that compares values as an `Entry` does."""
+    """Interface of an object with a name and the method `difference`."""
 
     @property
     def name(self) -> str: ...
@@ -207,7 +202,7 @@ def room_for(source: Any) -> Tensor:
 
 
 def flaw(candidate: object) -> str | None:
-    """Return a phrase that says why an object is not a dense tensor with memory; None if it is."""
+    """Return a phrase that says why an object is not a dense tensor with memory; else None."""
     if not isinstance(candidate, Tensor):
         return f"no tensor but {shown(candidate)}"
     with DisableTorchFunctionSubclass():
@@ -223,7 +218,7 @@ def flaw(candidate: object) -> str | None:
 
 
 def readable(tensor: Tensor, label: str) -> Tensor:
-    """Return the tensor itself, or a plain copy of a tensor of a subclass.
+    """Return `tensor`, or a plain copy if it belongs to a subclass of Tensor.
 
     Raises:
         InvalidTypeError: `flaw` rejects the tensor, or reading fails; `label` begins the message.
@@ -249,9 +244,9 @@ def kept(
 
 
 def shown(value: Any) -> str:
-    """Return a short text of a value for messages: its `repr`, or only the type's name.
+    """Return a short text of a value for messages.
 
-    Only numbers, strings, bools and None are printed.
+    It is the `repr` of numbers, strings, bools and None, and the type's name of other values.
     """
     if type(value) not in _PRINTABLE:
         return f"a {type(value).__name__}"

@@ -52,7 +52,7 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 def differences(
     entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Return why a state cannot be loaded, one message per entry in order; [] if it can be loaded.
+    """Return the reasons why a state cannot be loaded, one per entry in order; else [].
 
     Args:
         entries: Entries of the optimizer.
@@ -100,14 +100,13 @@ def mismatch(
 
 @dataclass(frozen=True)
 class Loading:
-    """Validated values of a state that `restore` can write.
+    """Validated values of a state, which `restore` writes.
 
     Attributes:
         pairs: Entries and their new values.
         then: Functions in C that run after the writes of the entries.
         what: Description of the state for `mismatch`.
-        is_ours: True if the values are plain tensors that nothing writes to. They are then not
-            copied.
+        is_ours: True if nothing else writes to the values. They are then not copied.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
@@ -156,8 +155,8 @@ def restore(*loadings: Loading) -> None:
     """Write several states in one commit: all of them, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in the
-            same memory get different values.
+        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in
+            shared memory get different values.
     """
     with writable():
         for loading in loadings:
@@ -179,7 +178,7 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 def fitting(
     entries: Sequence[Item], state: Mapping[str, object], label: str, calls: Iterable[Call] = ()
 ) -> Loading:
-    """Return the `Loading` of a state, which must have a value for each entry and no other name.
+    """Return the `Loading` of a state, which must have exactly the names of `entries`.
 
     Args:
         entries: Entries of the optimizer.
@@ -196,7 +195,7 @@ def fitting(
 def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
     """Return one `Loading` of several states; raise CheckpointMismatchError for differences.
 
-    A group is (entries, state, True if the state must have a value for each entry).
+    An element of `groups` is (entries, state, True if missing values are differences).
     """
     messages = [message for group in groups for message in differences(*group)]
     if messages:
@@ -252,9 +251,10 @@ class StateDict(Copied):
         raise NotImplementedError
 
     def _fitting(self, state: object, variables: object, names: Names) -> Loading:
-        """Return the loading of a state; it also gives this object the missing slots.
+        """Return the `Loading` of a state. It also creates missing slots.
 
-        The slots are created on a twin, a copy of this object, whose attributes the loading copies.
+        The slots are created on a twin, a copy of this object. Loading copies the twin's
+        attributes.
         """
         twin = staged(self)
         twin._forget_awaited()

@@ -36,7 +36,7 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 def positioned(names: Sequence[str], mark: str) -> list[str]:
     """Return unique names: a repeated name becomes name + `mark` + index in `names`.
 
-    If that is the name of another element, `len(names)` is added to the index until it is not.
+    If the new name is used already, `len(names)` is added to the index.
     """
     counts = Counter(names)
     positioned_names: list[str] = []
@@ -57,15 +57,14 @@ def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
 def as_now(
     state: Mapping[str, object], old_names: Sequence[str], new_names: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return a state of an old version as a new dict, with `old_names[k]` renamed `new_names[k]`.
+    """Rename the values of a state of an old version; return a new dict.
 
-    Return `state` itself if it is not of the old version: if it has no name that is only in
-    `old_names`, or has a name that is only in `new_names`.
+    A state is of the old version if it has old names and no new names. Any other state is returned
+    unchanged.
 
     Args:
         state: Values by name; not changed.
-        old_names, new_names: Names in the old and in the present version, of equal length; names at
-            one index belong to one entry.
+        old_names, new_names: Names in the old and in the present version, in one order.
     """
     removed_names, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
     if not state.keys() & removed_names or state.keys() & added_names:

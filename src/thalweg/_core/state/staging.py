@@ -1,4 +1,4 @@
-"""Copies of stateful objects: for changes that must be all or nothing, and those of users."""
+"""Copies of stateful objects, for changes that are made completely or not at all."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def staged(holder: _T) -> _T:
 def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
     """Create a copy of `holder` as `staged` does, and add it to `twins`.
 
-    `twins` is {`id` of an object: its copy}. A `Staged` attribute is copied once: if `twins` has
-    its copy already, that copy becomes the attribute.
+    `twins` is {`id` of an object: its copy}. A `Staged` attribute that is in `twins` is not copied
+    again.
     """
     # Added before its attributes are visited, because they may refer to `holder`.
     twin = twins[id(holder)] = object.__new__(type(holder))
@@ -84,8 +84,8 @@ def _publish_twin(holder: object, twin: object, visited: set[int]) -> list[Call]
 def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
     """Undo the creation of slots and variables if the `with` block raises an exception.
 
-    All attributes of `holder` and of its `Staged` attributes are then reset, but not the values in
-    tensors. The exception is always raised again.
+    Attributes of `holder` and of its `Staged` attributes are reset, but not the values in tensors.
+    The exception is raised again.
 
     Args:
         holder: Object with slots, such as an optimizer.
@@ -112,7 +112,7 @@ def making(
 
 
 class Copied(Staged):
-    """Base class of objects whose `copy` and `pickle` make steps of other threads wait."""
+    """Base class of objects that cannot be copied or pickled during a step of another thread."""
 
     def _locked(self) -> Guard:
         """Return the lock that blocks steps."""

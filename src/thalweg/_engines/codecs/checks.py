@@ -58,7 +58,7 @@ def check_encoded(request: StepRequest) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, label: str, name: str) -> None:
-    """Raise an error if a codec does not support a variable's dtype, or its gradient is sparse."""
+    """Raise an error if a gradient is sparse, or if a codec does not support a variable's dtype."""
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
             f"'{label}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."

@@ -33,8 +33,8 @@ class Codec:
     Blocks are cut in the order of the variable's elements; codes beyond the last element are 0.
 
     Formulas are written like those of rules, so that all engines compute equal bits. `encode`
-    returns a real number between two codes. `encode_numbers` rounds it to the nearest code, ties to
-    even; a step rounds with a dither, see `thalweg._engines.codecs.dither`.
+    returns a real number between two codes. `encode_numbers` rounds real numbers to the nearest
+    codes, ties to even. A step rounds with a dither; see `thalweg._engines.codecs.dither`.
 
     Args:
         name: The name in `Slot.storage`.
@@ -44,11 +44,11 @@ class Codec:
         decode: `decode(code, scale)` returns the number; code 0 is the number 0.
         prepare: `prepare(number)` returns the prepared number.
         positive: True if all numbers are nonnegative.
-        least: The smallest code that a step gives to a positive number, if `positive`.
+        least: With `positive`, the smallest code that a step gives to a positive number.
         for_positive: The name of the codec that replaces this codec for nonnegative slots, or "". A
-            signed codec would round a small mean square to 0, and steps divide by it.
-        is_beside: True if codes are the lower bits of the bfloat16 variable, one per element and
-            without scales: `split8`, whose arithmetic is in its file.
+            signed codec would round a small mean square, which is a divisor, to 0.
+        is_beside: True for `split8`: codes are lower bits of the bfloat16 variable, one per
+            element, without scales.
     """
 
     name: str

@@ -1,30 +1,27 @@
 """Dithered rounding of 8-bit codes, which keeps small changes of numbers on average.
 
-A mean square moves by a thousandth in a step, and two codes of 8 bits may differ by a third.
-Rounded to the nearest code, it stays where it is: it neither grows with the gradients nor falls
-with them, and what is far below the largest number of its block becomes 0, so that a step divides
-by epsilon. A step therefore adds a number from 0 to 1, the dither, and drops the fraction. A code
-goes up as often as the number is near the upper one, and the mean of the codes is the number.
+A mean square moves by a thousandth in a step, and adjacent 8-bit codes may differ by a third. With
+rounding to the nearest code, a mean square would not move at all, and a small mean square would
+become 0: a step would divide by epsilon. A step therefore adds a number from 0 to 1, the dither, to
+the real code, and drops the fraction. On average over the steps, the code equals the real code.
 
-The dither is `element * ELEMENT_STRIDE + step * STEP_STRIDE`, modulo 2**32, as a fraction. From
-step to step it moves by the golden ratio, so that the dithers of any run of steps are spread
-evenly: a number that falls by a fiftieth of a code in each step loses a code every fifty steps.
-Random bits would lose a code at random times, and spread three times as wide after a long fall. It
-depends on nothing but the number of the step and the place of the element in its parameter, and
-costs a multiplication. Step numbers repeat after 2**24. Optimizers that do not count their steps,
-such as SGD and Lion, divide by no slot: their dither is a half, for the nearest code.
+The dither is `element * ELEMENT_STRIDE + step * STEP_STRIDE`, modulo 2**32, as a fraction. It
+depends on the step's number and the element's position in the parameter alone. It moves by the
+golden ratio in each step, so that the dithers of any run of steps are spread evenly: a number that
+falls by a fiftieth of a code in each step loses a code every fifty steps. With random bits, a code
+would be lost at random times, and the spread after a long fall would be three times as wide. Step
+numbers repeat after 2**24. Optimizers that do not count steps, such as SGD and Lion, divide by no
+slot. The dither is then 0.5, which rounds to the nearest code.
 
 Three details:
 
-* A positive number has at least the code `least`. The smallest code may hold for a number that
-  has grown three times as large by chance; where codes begin at 3, that is rare. The largest step
-  over random histories is then at most 3 times that of float32 (`test_dither.py`). What is smaller
-  than 1/85 of the largest root in a block (1/250 of `dynamic8_positive`) takes smaller steps in
-  return.
-* A number of both signs that is below the first code goes up by the square of its share. With the
-  share itself a mean of gradients that is almost 0 would be a whole code too often: its magnitude
-  would be four times too large.
-* A dither is one of 2**16, half a unit away from 0 and 1: what is a code stays that code.
+* A positive number has at least the code `least`. By chance, a number may keep the smallest code
+  while it grows to three times its value. If codes begin at 3, that is rare. The largest step over
+  random histories is then at most 3 times the step in float32 (`test_dither.py`). In return, steps
+  are smaller for roots below 1/85 of the block's largest root (1/250 for `dynamic8_positive`).
+* In a signed codec, a real code x between -1 and 1 is replaced by x * |x| before the dither is
+  added. Without this, the magnitude of a mean of gradients near 0 would be four times too large.
+* A dither is one of 2**16 values, half a unit away from 0 and 1. An integer code is unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +44,9 @@ UNIT = 2.0**-14
 def dithers_of(
     count: int, step: int, origin: Positions = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return the float32 dithers of `count` elements in a step; 0.5 if `step` is negative.
+    """Return float32 dithers (rounding offsets) of `count` elements in a step.
+
+    All dithers are 0.5 if `step` is negative.
 
     Args:
         origin: The positions of the elements in the full parameter. An int is the first position.
@@ -64,7 +63,7 @@ def round_codes(codec: Codec, codes: Tensor, dithers: Tensor) -> Tensor:
     """Round real codes to int16 codes: add the dither of each code, and drop the fraction.
 
     Args:
-        codec: If `codec.positive`, codes above 0 become at least `codec.least`, and other codes 0.
+        codec: If `codec.positive`, codes above 0 become at least `codec.least`; 0 stays 0.
         codes: Real numbers from `Codec.encode`.
         dithers: The dither of each code, from `dithers_of`.
     """

@@ -41,7 +41,7 @@ def encode_numbers(codec: Codec, values: Tensor, dithers: Tensor | None = None) 
 
     Args:
         values: Float32 numbers in one dimension.
-        dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
+        dithers: The dither of each number, from `dithers_of`. None rounds to the nearest codes.
     """
     blocks = _in_blocks(codec, values)
     prepared = _evaluate(codec.prepare, blocks)
@@ -98,7 +98,7 @@ def encode_results(
     """Encode the joined new values of one or several slots; return the joined records.
 
     Args:
-        scalars: The scalars of the step. Dithers depend on the step number, and are 0.5 without it.
+        scalars: The scalars of the step. Without a step number, all dithers are 0.5.
         extents: (size, positions of the elements in the full parameter) for each slot.
     """
     flat, step = _flatten(values), int({**UNCOUNTED, **scalars}[SCALARS[0]])
@@ -110,7 +110,7 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     """Return the numbers of records, a new float32 tensor of the variable's shape and device.
 
     Args:
-        var: The variable, which for `split8` holds the upper bits as bfloat16.
+        var: The variable. For `split8`, its bfloat16 numbers are the upper bits of the result.
     """
     records = records.detach().contiguous().view(-1)
     if codec.is_beside:
@@ -133,14 +133,13 @@ def _flatten(values: Tensor) -> Tensor:
 
 
 def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Return `split8` records: corrections, in uint8, of the nearest bfloat16 of each number.
+    """Return `split8` records: uint8 corrections from the nearest bfloat16 to each number.
 
-    torch rounds ties to even. A tie that is rounded down is restored too low, by 1/256 of the
-    distance of adjacent bfloat16 numbers.
+    torch rounds to bfloat16, ties to even. A tie that is rounded down is restored too low, by 1/256
+    of the distance of adjacent bfloat16 numbers.
 
     Args:
-        upper: Optional. A bfloat16 for each number, which is corrected if it is a nearest one.
-            By default, and for other numbers, torch's rounded number is corrected.
+        upper: Optional. A bfloat16 for each number, which replaces torch's if it is equally near.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

@@ -1,7 +1,7 @@
 """root8: nonnegative numbers, such as mean squares, encoded by their square roots.
 
-The code is 255 times the root, divided by the largest root of the block. Formulas of FlashOptim
-(arXiv 2602.23349). A block with a negative number is NaN, as its root is.
+The code is 255 times the root, divided by the largest root of the block. The formulas are from
+FlashOptim (arXiv 2602.23349). All numbers of a block with a negative number become NaN.
 """
 
 # Formulas have no types.

@@ -14,7 +14,7 @@ from thalweg.formula import Rule
 
 
 def find_storage_fault(rule: Rule) -> str:
-    """Return why the codecs of a rule's slots are invalid, as the end of a sentence, or ""."""
+    """Return the reason why the codecs of a rule's slots are invalid; "" if they are valid."""
     for slot in rule.element_slots:
         if slot.storage is None:
             continue
@@ -45,7 +45,7 @@ def find_storage_fault(rule: Rule) -> str:
 
 
 def _iterate_line_formulas(rule: Rule) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield name, formula and input names of measures that kernels reduce over rows or columns."""
+    """Yield (name, formula, input names) of measures that are reduced over rows or columns."""
     slots, pass_names = [slot.name for slot in rule.element_slots], list[str]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Measure):

@@ -1,8 +1,8 @@
 """softsign8: numbers of both signs, with finer codes for small ones.
 
 A number x in a block with the largest magnitude s has the code 254 x / (s + |x|), which is 127
-times the softsign 2 y / (1 + |y|) of y = x / s. Formulas of FlashOptim (arXiv 2602.23349), with
-their two divisions merged into one, since divisions are slow.
+times the softsign 2 y / (1 + |y|) of y = x / s. The formulas are from FlashOptim (arXiv
+2602.23349), with two slow divisions merged into one.
 """
 
 # Formulas have no types.

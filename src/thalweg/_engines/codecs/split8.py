@@ -23,13 +23,13 @@ NAN = 0x7FC000  # the 24 bits of NaN
 def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the nearest bfloat16 numbers, and codes in uint8, both of the shape of `values`.
 
-    A code is the difference between the upper 24 bits of a number and its bfloat16: an int8, whose
-    bits are stored as a uint8. NaN becomes the NaN of bfloat16 with code 0.
+    A code is the upper 24 bits of a number minus the bits of the bfloat16: an int8, stored as a
+    uint8. NaN becomes the NaN of bfloat16 with code 0.
 
     Args:
         values: Float32 numbers of any shape.
-        bits: Optional. Random integers, whose lower 8 bits are added before numbers are cut to 24
-            bits. By default numbers are rounded to nearest.
+        bits: Optional. Random integers for stochastic rounding to 24 bits; the lower 8 bits are
+            used. By default numbers are rounded to nearest.
     """
     value_bits = values.view(torch.int32)
     incremented_bits = value_bits + (HALF if bits is None else bits & 0xFF)

@@ -15,18 +15,18 @@ PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 def define_codecs(
     writer: FormulaWriter, codecs: Iterable[Codec], roles: Iterable[str] = PARTS
 ) -> dict[str, str]:
-    """Return {name of a function without its prefix: source} for the formulas of codecs.
+    """Return {function name without prefix: source} for the formulas of codecs.
 
     Args:
         writer: Writes the source.
-        roles: The formulas that are written: some of `PARTS`.
+        roles: The names of the formulas to write, a subset of `PARTS`.
     """
     names = {f"{role}_{codec.name}": getattr(codec, role) for codec in codecs for role in roles}
     return {name: writer.define_function(name, trace_formula(x)) for name, x in names.items()}
 
 
 def codec_fields(codec: Codec) -> dict[str, Field]:
-    """Return the values of template placeholders that describe a codec, by placeholder.
+    """Return {template placeholder: value} for a codec.
 
     Returns:
         block: The count of numbers that share a scale, a power of 2.
@@ -35,8 +35,8 @@ def codec_fields(codec: Codec) -> dict[str, Field]:
         header: The bytes of the scale.
         kind: The type of a code, "int8" or "uint8".
         round_to: The name of the function that rounds a real number to a code.
-        limits: The text of the last argument of that function, with a comma before it, or "".
-        decode, prepare, encode: The names of the functions of these formulas.
+        limits: The last argument of `round_to`, with a comma before it; "" if there is none.
+        decode, prepare, encode: The names of the codec's functions.
     """
     return {
         "block": codec.block,

@@ -101,11 +101,10 @@ def compiler_digest() -> str:
 def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True) -> list[str]:
     """Return the lines of a kernel function that several threads call at once.
 
-    Each call takes the next slice of the work, again and again, until no slice is left.
+    The work is divided into slices. A call runs one slice after another until no slice is left.
 
     Args:
-        setup: Lines that set the number of `slices`, and `flush`. They read the kernel's argument
-            through the pointer `work`.
+        setup: Lines that assign the variables `slices`, a count, and `flush`, 0 or 1.
         slice_lines: Lines that run the slice with the index `ticket`.
         flushes: True for a kernel that flushes denormals if `flush` is 1.
     """
@@ -122,7 +121,7 @@ def read_table(compute: str, literal: str = LITERAL) -> list[str]:
     """Return lines that load the fields of a work table, with scalars of the type `compute`.
 
     Args:
-        literal: The name of the type of `one`, a 1 that LLVM does not know to be 1.
+        literal: The name of the type of `one`, a variable with the value 1, unknown to LLVM.
     """
     return fill(_TABLE, compute=compute, literal=literal)
 
@@ -137,8 +136,8 @@ def name_kernel(
 ) -> Kernel:
     """Return a kernel whose source is `definitions`, followed by `lines`.
 
-    Its name is the letter `kind` and a hash, and replaces KERNEL_NAME in the lines. `scalars` and
-    `measures` become fields of the kernel.
+    The kernel's name is the letter `kind` and a hash of the source. The name replaces KERNEL_NAME
+    in `lines`. `scalars` and `measures` become fields of the kernel.
     """
     text = join_lines(lines)
     # The disk cache finds kernels by name, so the name depends on the compiler's sources, too.
@@ -165,11 +164,11 @@ class Element:
         return header + "\n\n".join(definitions.values()) + "\n"
 
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Return lines that load the inputs of the formula, compute it, and store its results.
+        """Return lines that load an element's inputs, compute the formula, and store the results.
 
         Args:
-            vectors: {scalar: expression of its number for element `i`}, for scalars that differ
-                between rows or columns. None for the expressions of `read_vectors`.
+            vectors: {scalar: expression of the scalar for element `i`}, for scalars that differ
+                between rows or columns. By default, the lines read the scalars from vectors.
         """
         update = self.update
         reads = [
@@ -240,7 +239,7 @@ def write_kernel(
     """Return a kernel that runs `pointers` and `elements` for each chunk, a range of elements.
 
     Args:
-        element: The writer of an element. Only its scalars and its type are used.
+        element: The writer of an element. Only scalars and type of the writer are used.
         definitions: The source of the functions that the lines call.
         pointers: Lines that set pointers to a chunk of each tensor.
         elements: Lines that update the elements of a chunk.
@@ -273,7 +272,8 @@ def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
     """Return {name: source} of two kernel functions for a variable with a 16-bit copy.
 
     `saturated(value)` clamps a number to the range of the copy's dtype. `resumed(value, bits, one)`
-    returns the variable's number `value`, or the copy's number if other code has written `bits`.
+    returns `value`, the variable's number, if rounding `value` gives `bits`, the copy's number.
+    If the rounded number differs, it returns the copy's number.
 
     Args:
         kind: The storage type of the copy.
@@ -307,8 +307,7 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length - 1` of a chunk.
 
-    The lines also prefetch memory if the update writes a copy or is slow (see `_is_slow`), unless
-    `Tuning.prefetch` is 0.
+    For slow updates, and updates that write a copy, the lines also prefetch memory.
     """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch

@@ -1,4 +1,4 @@
-"""Source of CPU kernels for encoded slots and for random rounding of 16-bit numbers.
+"""Source of CPU kernels for encoded slots (8-bit codes) and random rounding of 16-bit numbers.
 
 A kernel decodes a block of elements onto the stack, updates it with the lines of a kernel without
 codecs, and encodes it. A stream is a tensor of the update: variable, gradient, slot or copy.
@@ -137,7 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that splits, prepares or rounds a number, and stores the result."""
+        """Return a statement that stores a number, converted as the tensor's storage requires."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
@@ -151,7 +151,7 @@ class _Element(Element):
 
 
 def _update_chunk(element: Element) -> list[str]:
-    """Return lines that process `STEP` elements at a time: decode, draw bits, update, encode."""
+    """Return lines that decode slots, draw bits, update and encode, for `STEP` elements at once."""
     update = element.update
     random_streams, output_codecs = update.random_streams, update.written_blocks
     inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
@@ -192,9 +192,9 @@ def _is_decoded_inline(codec: Codec) -> bool:
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """Return loops over the blocks of encoded slots; the body has the template for each slot.
+    """Return loops over blocks of encoded slots; `template` is filled for each slot in `coded`.
 
-    Slots with blocks of one length share a loop. Its variable `part` is a block's first element.
+    Slots with equal block lengths share a loop. Its variable `part` is a block's first element.
     """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.
@@ -234,7 +234,7 @@ def _begin_dithers(update: TracedUpdate) -> list[str]:
 def _point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
 
-    For an encoded tensor they also reserve `p{k}`, an array for decoded numbers.
+    For an encoded tensor, the lines also reserve an array `p{k}` for decoded numbers.
     """
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):

@@ -91,12 +91,12 @@ def loop_over_rows(element: Element, first: str, count: str) -> list[str]:
 
 
 def _loop_over_short_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop over rows of up to `SHORT` elements, `LANES` elements at a time.
+    """Return a loop that updates `LANES` elements at a time, if rows have up to `SHORT` elements.
 
-    Before each iteration the vectors' numbers are copied to arrays with one number per element.
+    Each iteration first copies the vectors' numbers to arrays with one number per element.
 
     Args:
-        first_vector: An expression. The address of the first vector is at this index of `base`.
+        first_vector: The expression of an index of `base`, where the first vector's address is.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {
@@ -121,7 +121,7 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
 
 
 def _loop_over_long_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop over the elements that follow the first `done`, row by row."""
+    """Return a loop, row by row, over the elements that the loop over short rows has left."""
     fmt = STORAGE[element.compute]
     templates = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
@@ -145,9 +145,9 @@ def spread_name(vector: str) -> str:
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
     """Return kernel lines that copy vectors to arrays with one number for each element.
 
-    The kernel must have set `start` and `line`, the indices of the first element and its row, and
-    the sides `rows` and `columns` of a matrix. It must have reserved the arrays, which are named by
-    `spread_name`. The lines change `line`.
+    The kernel must have set `start`, the index of the first element, `line`, the element's row, and
+    `rows` and `columns`, the sides of a matrix. The kernel must have reserved the arrays (see
+    `spread_name`). The lines change `line`.
 
     Args:
         pointers: {vector: expression of a pointer to its numbers}. A name begins with "row" or

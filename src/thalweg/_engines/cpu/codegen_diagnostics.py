@@ -1,9 +1,9 @@
 """Source of CPU kernels that update chunks and reduce the diagnostics of each chunk.
 
-Each element is updated as by the kernel without diagnostics. Its gradient, weight, momentum and
-move then go into maxima of magnitudes, as integers, and into a block on the stack, which is summed
-in the order of `diagnostic_sums`. Zeros, denormals and non-finite gradients are counted in a second
-loop, only if the smallest or largest magnitude shows that there are any.
+Each element is updated as by the kernel without diagnostics. Gradient, weight, momentum and move of
+an element then enter maxima of magnitudes, and a block on the stack. Blocks are summed in the order
+of `diagnostic_sums`. A second loop counts zeros, denormals and non-finite gradients, if there are
+any.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _store_results(sums: Iterable[str]) -> list[str]:
 def _update_element(
     element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Return lines that update element `i`, and store measured numbers in `kept_{name}[at]`.
+    """Return lines that update element `i`, and store measured numbers in arrays at index `at`.
 
     Args:
         stage_count, momentum, sign: As for `generate_diagnosed`.
@@ -164,7 +164,7 @@ def _update_element(
 
 
 def _keep(name: str, value: str) -> list[str]:
-    """Return lines that store a measured number in its array, and raise the array's peak to it."""
+    """Return lines that store a number in the array `kept_{name}`, and update `{name}_peak`."""
     return [
         f"now_{name} = {value}",
         f"kept_{name}[at] = now_{name}",
@@ -176,7 +176,7 @@ def _scale(name: str) -> list[str]:
     """Return lines that set `scale_{name}`, a power of two, and `undo_{name}`, its inverse.
 
     Products with `scale_{name}` bring the numbers of a block near 1. The lines also set
-    `{name}_max` to the peak of the block, if the peak is larger.
+    `{name}_max` to the larger of `{name}_max` and the block's peak.
     """
     return [
         _largest(f"{name}_max", f"{name}_peak"),
@@ -188,7 +188,12 @@ def _scale(name: str) -> list[str]:
 
 
 def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return lines that sum products of two quantities over column `lane` of a block."""
+    """Return lines that sum products of measured numbers over column `lane` of a block.
+
+    Args:
+        quantities: The names of the measured numbers.
+        sums: {name of a sum: names of the two factors}.
+    """
     lines: list[str] = []
     for row in range(ROWS):
         index_text = f"lane + {row * COLUMNS}" if row else "lane"

@@ -1,7 +1,7 @@
-"""Source of kernels that run between two sweeps over rows and columns in a replayed step.
+"""Source of kernels that run between two sweeps (traversals of variables) in a replayed step.
 
-Such a kernel combines the tile results of a sweep, and computes the fused stages that follow. The
-bits are those of `TileMeasures.combine` and of the arrays of `matrix_batches.py`.
+A sweep reduces rows and columns of matrices. A kernel combines the tile results of a sweep, and
+computes the following fused stages. Results equal those of `TileMeasures` and `matrix_batches.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SIZE_WORDS = ("matrices", "rows", "columns", "down", "across")
 
 @dataclass(frozen=True)
 class LineStage:
-    """Description of a kernel that runs after a sweep, a traversal of the variables' memory.
+    """Description of a kernel that runs after a sweep.
 
     Attributes:
         rule: A rule of measures and fused stages.
@@ -88,11 +88,11 @@ class LineStage:
 
     @property
     def words(self) -> list[str]:
-        """Names of the words in a variable's row of the kernel's table.
+        """Names of the columns of the kernel's table, which has a row of integers per variable.
 
-        The first words are `SIZE_WORDS`. All others are addresses: "tiles0", ... of the results of
-        tiles; "result_..." of measures; "vector_..." of vectors that elementwise formulas read;
-        "slot_..." of slots.
+        The first columns are `SIZE_WORDS`. Further columns have addresses: "tiles0", ... of the
+        results of tiles; "result_..." of measures; "vector_..." of vectors that elementwise
+        formulas read; "slot_..." of slots.
         """
         measures = [x for x in (*self.rule.passes, *self.measures) if isinstance(x, Measure)]
         return [
@@ -119,10 +119,10 @@ class LineStageKernel:
         self._scalars = {name: f"s{k}" for k, name in enumerate(names)}
 
     def write(self) -> Kernel:
-        """Return the kernel: its source, its name and the names of its scalars.
+        """Return the kernel: source, name and the names of the scalars.
 
-        The kernel copies each slot of `copied_slots` to a vector, combines the results of tiles for
-        each measure, and then runs each fused stage for every matrix.
+        The kernel copies each slot of `copied_slots` to a vector. It combines the results of tiles
+        for each measure. Then it runs each fused stage for every matrix.
         """
         lines = [line for name in self._stage.copied_slots for line in self._copy_slot(name)]
         for number, measure in enumerate(self._stage.measures):
@@ -150,7 +150,7 @@ class LineStageKernel:
         return fill(_COMBINE, number=number_text, reduce=reduce, pair=pair_text)
 
     def _point_at(self, kind: str, name: str, offset: str = "0") -> str:
-        """Return a line that points at a vector by the name of its word, from an offset on."""
+        """Return a line that sets the pointer `name` to element `offset` of the named vector."""
         fmt = STORAGE[kind]
         return f"{name} = {fmt.pointer}(place[{self._words[name]}] + {offset} * {fmt.size})"
 
@@ -169,7 +169,10 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine tile results of a measure, and set its vector if it has one."""
+        """Return lines that combine the tile results of a measure.
+
+        If formulas read the measure as a vector, the lines also copy the result to the vector.
+        """
         *arguments, count = _COMBINED[measure.over]
         result = f"result_{measure.makes}"
         lines = [

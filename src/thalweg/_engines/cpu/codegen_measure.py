@@ -174,9 +174,9 @@ class Elements(Sweep):
     def gather(self, elements: int) -> list[str]:
         """Return lines that copy up to `elements` numbers of each stream to scratch.
 
-        The copy begins with element `start`, in row-major order. `p{k}` is set so that
-        `p{k}[start]` is the first number of the copy. For a tensor in row-major order the lines do
-        nothing.
+        The copy begins with element `start`, in row-major order. The pointer `p{k}` is set so that
+        `p{k}[start]` is the first number of the copy. At run time, the lines do nothing for a
+        tensor in row-major order.
         """
         copy: list[str] = []
         point: list[str] = []
@@ -284,7 +284,7 @@ def _make_lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     """Return {placeholder: source lines} for the templates `_SETUP` and `_LEAVES`.
 
     The lines reserve lanes (running sums) and scratch memory, copy or decode elements to scratch,
-    and add elements to lanes. `pointers`, `scalars`, `count` and `keep` are left to the caller.
+    and add elements to lanes. The caller adds `pointers`, `scalars`, `count` and `keep`.
 
     Args:
         sweep: The writer of the lines.
@@ -314,8 +314,8 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
 
     Args:
         measurement: The formulas, and the memory that is read.
-        gathers: True if tensors may not be in row-major order. The argument of the kernel then has
-            the address of `Offsets.table`.
+        gathers: True if a tensor may be out of row-major order. The argument of the kernel then
+            has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more tensors than there are, or returns several results.

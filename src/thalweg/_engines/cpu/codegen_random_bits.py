@@ -46,12 +46,13 @@ def read_origin(update: TracedUpdate) -> str:
 def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
     """Return lines that assign the kernel variables needed to draw a chunk's random bits.
 
-    Scalars become `step`, `key_low` and `key_high`. The kernel's table has `number`, the index of
-    the variable in the optimizer. `words{k}` is an array without bits, for each k in `indices`.
+    The lines read `step`, `key_low` and `key_high` from scalars, and `number`, the index of the
+    variable in the optimizer, from the kernel's table. The lines also reserve an array `words{k}`
+    for each k in `indices`.
 
     Args:
-        update: The traced update, which must have the names in `SCALARS` among its scalars.
-        indices: For each stored tensor that is rounded the `stream` of `philox.draw_bits`.
+        update: The traced update. The names in `SCALARS` must be among the update's scalars.
+        indices: The `stream` argument of `philox.draw_bits`, for each tensor that is rounded.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
     return [
@@ -67,7 +68,7 @@ def draw_for(streams: Mapping[int, int]) -> list[str]:
     Pointers `drawn{index of a tensor}` are set to the bits of element `begin`.
 
     Args:
-        streams: {index of a tensor: index k of its array `words{k}` of random bits}.
+        streams: {index of a tensor: k}, where `words{k}` is the array for the tensor's bits.
     """
     indices, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
     round_lines = _fill_template(_PRODUCTS, indices) + _fill_template(_WORDS, indices)

@@ -27,7 +27,7 @@ class ReductionText:
         return f"{FUNCTION_PREFIX}maximum({first}, {second})"
 
     def fold(self, values: list[str]) -> str:
-        """Return an expression that joins both halves of the values, repeatedly, to one value."""
+        """Return an expression that reduces values to one, by joining both halves repeatedly."""
         values = values + [self.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
         while len(values) > 1:
             half = len(values) // 2

@@ -1,4 +1,4 @@
-"""Source of the CPU kernel that reduces rows, columns and variables by tiles of matrices."""
+"""Source of the CPU kernel that reduces rows, columns and variables by tiles (matrix parts)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _ShortTile:
         return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
-        """Return lines that store the reduction of a row, and add its elements to the columns."""
+        """Return lines that store a row's reduction, and add the row's elements to the columns."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
         row_text = self._reduction.fold(values)
@@ -168,7 +168,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Return an `if` statement for each number of columns up to `SHORT`; it reduces one tile."""
+    """Return lines that reduce a tile: an `if` statement for each row length up to `SHORT`."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
@@ -247,8 +247,8 @@ class _LongTile:
 
         Args:
             rows: The number of rows that are added at once.
-            upper: True if element `i` is in the right half of the tile. A row then has no partial
-                result for it, and adds it to the partial result of element `i - half`.
+            upper: True if element `i` is in the right half of the tile. The lines then add the
+                element to the row's partial result of element `i - half`.
         """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
@@ -263,7 +263,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Return lines that reduce and store the row `below`; [] without measures over rows."""
+        """Return lines that reduce and store a row of the tile; [] without measures over rows."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
@@ -281,7 +281,7 @@ class _LongTile:
 
     @property
     def keep(self) -> list[str]:
-        """Return lines that store the results of columns, and of each tile reduced at once."""
+        """Return lines that store the results of columns, and the result of each whole tile."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines += nest(
@@ -326,7 +326,7 @@ class _RowLoop:
         return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
-        """Return lines that reduce `rows` rows; the kernel variable `line` is the first of them."""
+        """Return lines that reduce `rows` rows, from the row with the index `line` on."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")

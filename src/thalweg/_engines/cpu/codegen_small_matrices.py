@@ -1,4 +1,4 @@
-"""Source of CPU kernels that update many small matrices at once.
+"""Source of CPU kernels that update many small matrices at once, one in each lane of stack arrays.
 
 A kernel copies a block of `LANES` matrices to stack arrays. Lane i of each array belongs to matrix
 i, and loops over lanes are vectorized. Results have the bits of
@@ -82,10 +82,10 @@ target[first // {lanes} * {width}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
-    """Return the index of a column of the kernel's table, which has a row for each variable.
+    """Return the column index of a pass in the kernel's table, which has a row per variable.
 
-    The column has the addresses of the results of a pass. Columns before have the addresses of
-    elementwise tensors, then of slots of rows and columns.
+    The column has the addresses of the pass's results. The columns of elementwise tensors, and of
+    slots of rows and columns, precede the columns of passes.
 
     Args:
         storage: The storage type of each elementwise tensor.
@@ -211,9 +211,9 @@ class SmallMatrixKernel:
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
-        """Return the kernel: its source, its name and the names of its scalars. Call it once.
+        """Return the kernel: source, name and the names of the scalars. Call `write` once.
 
-        The kernel runs the passes of the sweep in order, then the update if there is one.
+        The kernel runs the passes of the sweep in order, and the update, if any, last.
         """
         slots, totals = self._read_slots(), list[str]()
         for position, pass_group in enumerate(_group_passes(self._passes)):
@@ -249,10 +249,12 @@ class SmallMatrixKernel:
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
-        """Append lines for matrix `lane` to the last part, or to a new part if `flush` changes.
+        """Append lines for matrix `lane` to the body of the last loop over matrices.
 
-        A part is the body of one loop over matrices. With `flush`, the loop treats denormals as
-        zero; the argument is ignored if the sweep does not flush.
+        Begin a new loop if the last loop has another value of `flush`.
+
+        Args:
+            flush: True to treat denormals as zero. Ignored if the sweep keeps denormals.
         """
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:
@@ -261,7 +263,7 @@ class SmallMatrixKernel:
             self._parts.append((flush, lines))
 
     def _loop_matrices(self) -> list[str]:
-        """Return, for each part of the kernel, the lines of a loop over a block of matrices.
+        """Return the lines of all loops over a block of matrices, in order.
 
         A variable that a later loop reads is stored in a stack array, one number per matrix.
         """
@@ -319,7 +321,7 @@ class SmallMatrixKernel:
     def _read_slots(self) -> list[str]:
         """Return lines that copy slots of rows and columns to stack arrays.
 
-        Also append lines that load the slots from these arrays; add the loaded names to `_vectors`.
+        Append lines that load the slots from the arrays. Add the loaded names to `_vectors`.
         """
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
@@ -334,7 +336,7 @@ class SmallMatrixKernel:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Return lines that write the row and column slots that stages have set to memory."""
+        """Return lines that store all row and column slots that stages have assigned."""
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
@@ -373,9 +375,9 @@ class SmallMatrixKernel:
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """Append lines that convert vectors to the update's type.
+        """Append lines that convert vectors to the update's type, and keep denormals.
 
-        Return {vector: names of the converted numbers}. The conversion keeps denormals.
+        Return {vector: names of the converted numbers}.
         """
         # The results are stored before the next loop. Otherwise LLVM would compare the unconverted
         # numbers, which are all normal in float64, where flushing would have no effect.
@@ -403,11 +405,11 @@ class SmallMatrixKernel:
         """Append lines that compute a group of measures for each matrix.
 
         Args:
-            position: The index of the group, for names.
-            measures: Measures that do not read each other's results.
+            position: The index of the group, a part of names.
+            measures: Independent measures.
 
         Returns:
-            Lines that write the measures over variables, to run after the loops over matrices.
+            Lines that write the measures over variables. They run after the loops over matrices.
         """
         scalars = {name: f"s{index}" for name, index in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}

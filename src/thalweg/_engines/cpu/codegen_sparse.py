@@ -1,4 +1,4 @@
-"""Source of CPU kernels that update the rows of a sparse gradient."""
+"""Source of CPU kernels that update rows by the entries (rows of values) of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writer of lines that update one row; `entry` is the index of its first gradient row."""
+    """Writer of lines that update one row; `entry` is the index of the row's first entry."""
 
     @abstractmethod
     def update_row(self) -> list[str]:
@@ -72,8 +72,8 @@ class _Row(Element, ABC):
     def write_entry_value(self, pointer: str) -> str:
         """Return an expression for element `i` of an entry, in the type of the arithmetic.
 
-        If `Update.entries` has formulas, they are applied, and the result is rounded to the type of
-        the variable.
+        The expression applies the formulas of `Update.entries`. With formulas, it also rounds the
+        result to the type of the variable.
 
         Args:
             pointer: The name of the pointer to the entry.
@@ -90,7 +90,7 @@ class _Row(Element, ABC):
 
 
 class _SummedRow(_Row):
-    """Writer of one update of a row, by the sum of all its entries."""
+    """Writer of one update of a row, by the sum of the row's entries."""
 
     def update_row(self) -> list[str]:
         return [*self._sum_entries(), *self.update_by_gradient()]
@@ -106,10 +106,10 @@ class _SummedRow(_Row):
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
     def _sum_entries(self) -> list[str]:
-        """Return lines that point `gradient` at the sum of the row's entries.
+        """Return lines that point `gradient` at the sum of the row's entries, in scratch memory.
 
-        A sum is in scratch memory. If the row has one entry, `gradient` is the entry itself, unless
-        it must be transformed, or converted to the type of the variable.
+        If the row has one entry, `gradient` points at the entry itself. If entries are transformed
+        or converted, the lines always use scratch memory.
         """
         var, grad = self.update.storage[:2]
         start = [f"gradient = {self.write_entry_address()}", _NEXT_ENTRY]
@@ -176,8 +176,8 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
     Args:
         update: The update; it takes a gradient.
-        duplicates: "sum" to update a row by the sum of its entries, "successive" to update it by
-            one entry after another.
+        duplicates: "sum" updates a row once, by the sum of the row's entries. "successive" updates
+            a row by one entry after another.
     """
     element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)
     scalars = load_scalars(len(update.traced.scalars))

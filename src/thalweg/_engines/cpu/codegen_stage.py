@@ -83,9 +83,9 @@ class StageWriter(FormulaWriter):
         return [*lines, f"{name} = {mean}"]
 
     def _loop(self, axis: str, pairs: Sequence[tuple[Node, str]]) -> list[str]:
-        """Return a loop over rows or columns that computes nodes and stores them.
+        """Return a loop over rows or columns that computes nodes and stores the results.
 
-        Numbers of the whole matrix, on which the nodes depend, are computed before the loop.
+        Before the loop, the lines compute numbers of the whole matrix that the nodes read.
 
         Args:
             axis: "row" or "column".

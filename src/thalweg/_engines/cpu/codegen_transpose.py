@@ -1,7 +1,7 @@
 """Kernel lines that interleave small matrices in a stack array, and reductions of their values.
 
-Element k of matrix i is at [k * LANES + i] of an array of lanes, so that a loop over i runs over
-many matrices at once.
+Element k of matrix i is at index k * LANES + i of the stack array. A loop over i runs over many
+matrices at once.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def store_from_lanes(
 
 
 def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
-    """Return a loop over matrices `i` for each column; the loop moves the column's numbers.
+    """Return a loop over matrices for each column; a loop moves the numbers of a column.
 
     Args:
-        template: A statement that moves a number. Its placeholders `lane` and `spare` are the
-            number's indices in the interleaved array and in the spare array.
+        template: A statement that moves a number. The placeholders `lane` and `spare` are indices
+            in the interleaved array and in the spare array.
     """
     (rows, columns), lines = shape, list[str]()
     for column in range(columns):
@@ -88,13 +88,13 @@ def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
 def _move_numbers(
     count: int, lanes: int, length: str, move: Callable[[str, str], str]
 ) -> list[str]:
-    """Return a loop that moves `count` numbers per iteration, which are adjacent in memory.
+    """Return a loop that moves `count` numbers, adjacent in memory, per iteration.
 
     Args:
-        lanes: The distance of these numbers in the array.
+        lanes: The distance of the `count` numbers in the interleaved array.
         length: An expression for the number of iterations.
-        move: `move(lane, place)` returns a statement that moves a number, whose index is `lane` in
-            the array and `place` in memory.
+        move: `move(lane, place)` returns a statement that moves a number between index `lane` of
+            the array and index `place` of memory.
     """
     pairs = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
     return nest(f"for i in range({length}):", [move(*indices) for indices in pairs])

@@ -40,7 +40,7 @@ def _address_of(memory: Any) -> int:
 class Loop:
     """Compiled form of a Python function over contiguous arrays and integers; runs without the GIL.
 
-    The function returns an integer, or a tuple of integers if its first `return` statement has one.
+    The function returns an integer or a tuple of integers, as in its first `return` statement.
 
     Args:
         functions: The function, then the functions that it calls.
@@ -94,7 +94,7 @@ class Loop:
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
         """Compile the function; return a C function that takes the address of a block of int64.
 
-        The block has the results, followed by the arguments.
+        The block contains the results, then the arguments.
         """
         arguments: list[str] = []
         position = self._result_count

@@ -78,8 +78,8 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
     """Return the LLVM module of a kernel.
 
     Args:
-        name: The kernel function in the source. It takes an address and returns nothing, or it
-            takes several int64 and returns an int64.
+        name: The kernel function in the source: `f(address)` without a result, or a function of
+            several int64 that returns an int64.
         source: Function definitions, and assignments that give primitives other names.
         halves: True if the processor has instructions for float16.
     """
@@ -168,7 +168,7 @@ class _Compiler:
             self._write_call(statement.value)
 
     def _visit_Assign(self, assignment: Any) -> None:
-        """Write an assignment to a name, an element, or a tuple of them."""
+        """Write an assignment to a name, to an element, or to a tuple of names and elements."""
         (target,) = assignment.targets
         if not isinstance(target, ast.Tuple):
             self._write_target(target, self._write_value(assignment.value))
@@ -224,7 +224,7 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _visit_For(self, loop: Any) -> None:
-        """Write a loop over `range(...)`, or over `each(...)`, which marks it as parallel."""
+        """Write a loop over `range(...)`, or a loop over `each(...)` with parallel iterations."""
         limits = [
             self.code.cast_to(self._write_value(limit), INT64).llvm for limit in loop.iter.args
         ]
@@ -254,7 +254,7 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _mark_parallel(self, jump: Any, blocks: list[Any]) -> None:
-        """Mark the iterations of a loop as independent, so that LLVM adds no tests of addresses.
+        """Mark the iterations of a loop as independent. LLVM then adds no tests of addresses.
 
         Args:
             jump: The jump to the next iteration.
@@ -298,7 +298,7 @@ class _Compiler:
         return Value(self._builder.load(pointer), kind)
 
     def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
-        """Write the address of an element such as `a[i, j]`; return it and the element's kind."""
+        """Write the address of an element such as `a[i, j]`; return (address, element's kind)."""
         array = self._write_value(subscript.value)
         indices = (
             subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
@@ -349,7 +349,7 @@ class _Compiler:
         return Value(self._builder.load(result_cell), BOOL)
 
     def _visit_IfExp(self, choice: ast.IfExp) -> Value:
-        """Write a conditional expression; return its value, in the common kind of both operands."""
+        """Write `a if condition else b`; return the value, in the common kind of `a` and `b`."""
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
         self._builder.cbranch(self._write_condition(choice.test), then_block, else_block)
         self._builder.position_at_end(then_block)

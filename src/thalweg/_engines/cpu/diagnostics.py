@@ -75,7 +75,7 @@ class DiagnosedUpdate:
 def make_diagnosed_updates(
     groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return {id of a group: the update with diagnostics that replaces the group}.
+    """Return {id of a group: update with diagnostics, in place of the group}.
 
     Groups with vectors over rows or columns, encoded slots, random rounding or float64 are left
     out.

@@ -1,7 +1,7 @@
 """Guard tables: records of a step's objects that native code compares before it repeats the step.
 
-A replay compares the records with the present objects. If nothing differs, it runs the kernels of
-the step again; otherwise it returns the first difference and writes nothing.
+A replay compares the records with the present objects. If nothing differs, the replay runs the
+kernels of the step again. If something differs, it returns the first difference, writing nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple
 from functools import partial
 from types import MappingProxyType
@@ -55,7 +55,7 @@ Numbers = Float64  # the numbers of an option, one for each item of a tuple
 
 
 class Member(NamedTuple):
-    """Variable with its own step count, on which the scalars of its kernel depend.
+    """Variable that counts its own steps; scalars of the kernel depend on the count.
 
     Attributes:
         step_count: Address of the count, or 0 if the rule counts no steps.
@@ -98,8 +98,7 @@ class GuardedStep(NamedTuple):
         measures: Launches that compute the norms of gradients.
         clipping: Address of the block of `replay_global_norm`; 0 without clipping.
         programs: Records of programs that compute scalars; a record of zeros has no program.
-        rule_measures: Launches that compute the reductions of rules (`Rule.measures`).
-        rule_scalars: Blocks of `replay_reductions`, which computes scalars from these reductions.
+        rule_measures: Launches that compute the reductions of rules, and scalars from these.
         spreads: Records of scalars that are copied before these launches.
         members: The variables of the first gradients if every variable has a step count, else ().
         pass_members: Further members, for scalars of passes and stages. Entry i has the gradient of
@@ -119,7 +118,6 @@ class GuardedStep(NamedTuple):
     clipping: int = 0
     programs: Int64 | None = None
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
-    rule_scalars: Int64 | None = None
     spreads: Sequence[Sequence[int]] = ()
     members: Sequence[Member] = ()
     pass_members: Sequence[Member] = ()
@@ -128,7 +126,7 @@ class GuardedStep(NamedTuple):
 
 
 class GuardTable:
-    """Record of one step, and the native call that checks the record and repeats the step.
+    """Record of a step in the int64 array `block`; `replay` checks the record and repeats the step.
 
     Call the methods `guard_*` for all objects that the step depends on, then `write_block`, then
     `replay` for each step.
@@ -139,7 +137,7 @@ class GuardTable:
     Attributes:
         block: (replay_kernel.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
-        releases_lock: True if the kernels of the update run without Python's lock. Set by callers,
+        releases_lock: True if all kernels of a step run without Python's lock. Set by callers,
             which then pass `pairs` to `replay` and keep the memory of all tensors alive.
         replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
@@ -151,6 +149,7 @@ class GuardTable:
         self._lists: list[tuple[list[Any], Int64]] = []
         self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
         self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []  # of the tensors when they were added
         self._indices: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(replay_kernel.BLOCK, np.int64)
@@ -201,8 +200,8 @@ class GuardTable:
     def _add_option(self, option: Any, numbers: Numbers) -> int:
         """Copy a float or tuple of floats to `numbers`, now and in each replay.
 
-        Return the negative word that represents the option in the record of its dictionary: -1 for
-        the first option of the table, -2 for the second, and so on.
+        Return a number that stands for the option in a dictionary's record: -1 for the first option
+        of the table, -2 for the second, and so on.
         """
         is_tuple = isinstance(option, tuple)
         numbers[:] = option
@@ -213,7 +212,7 @@ class GuardTable:
     def release_dicts(self, ids: Set[int]) -> None:
         """Drop the table's references to dictionaries with these `id`s; replays still compare them.
 
-        Call it after `write_block`. The caller must keep the dictionaries alive until the last
+        Call `write_block` before. The caller must keep the dictionaries alive until the last
         `replay`.
         """
         self._dicts = [
@@ -246,7 +245,25 @@ class GuardTable:
                 return None
             index = self._indices[id(tensor)] = len(self._tensors)
             self._tensors.append(tensor)
+            self._addresses.append(tensor.data_ptr())
         return index
+
+    def has_recorded(self, places: Iterable[tuple[Tensor, int]]) -> bool:
+        """Return True if the tensors were recorded at the addresses that launches access.
+
+        Another thread may have given a tensor other memory between the plan and `write_block`.
+
+        Args:
+            places: (tensor, address) pairs; tensors that were not added by `guard_tensor` are
+                skipped.
+        """
+        for tensor, address in (*zip(self._tensors, self._addresses, strict=True), *places):
+            index = self._indices.get(id(tensor))
+            if index is not None and tensor.numel():
+                data, offset = self.records[index, [replay_kernel.DATA, replay_kernel.OFFSET]]
+                if data + offset * tensor.element_size() != address:
+                    return False
+        return True
 
     def write_block(self, contents: GuardedStep) -> None:
         """Write all records to memory, and make `replay` callable.
@@ -311,7 +328,6 @@ class GuardTable:
         self.bounds = np.ascontiguousarray(contents.bounds, np.int64).reshape(-1)
         no_records = np.zeros((0, 1), np.int64)
         self._programs = no_records if contents.programs is None else contents.programs
-        self._rule_scalars = no_records if contents.rule_scalars is None else contents.rule_scalars
 
     def _write_written(
         self, written_tensors: Sequence[Tensor], writer_indices: Mapping[int, Sequence[int]]
@@ -355,8 +371,8 @@ class GuardTable:
     def _set_tables(self) -> None:
         """Write the length and the address of each array of records to the block.
 
-        Also look up torch's functions that detect tracing, which replays call. The attribute
-        `detects_tracing` becomes False if torch lacks one, else True.
+        Set the attribute `detects_tracing` to False if torch lacks a function that detects tracing,
+        else to True.
         """
         guard_functions = guards.find_guards()
         self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
@@ -377,7 +393,6 @@ class GuardTable:
                     (replay_kernel.MEASURES, self.measures),
                     (replay_kernel.PROGRAMS, self._programs),
                     (replay_kernel.RULE_MEASURES, self.rule_measures),
-                    (replay_kernel.RULE_SCALARS, self._rule_scalars),
                     (replay_kernel.SPREADS, self._spreads),
                     (replay_kernel.OPTIONS, self._option_records),
                     (replay_kernel.MEMBERS, self._members),
@@ -409,9 +424,9 @@ class GuardTable:
     ) -> None:
         """Store the records of members, which are variables that count their own steps.
 
-        Also complete the record of each member's gradient: it is present, and has `Member.spans`,
-        the chunk lengths that a replay sets to 0 to skip the member. Arguments are as in
-        `GuardedStep`. Call it after `_write_tensors`.
+        Record each member's gradient as present, with the `Member.spans`. A replay sets the lengths
+        of the spans' chunks to 0 to skip a member. Call `_write_tensors` before. For arguments see
+        `GuardedStep`.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
@@ -495,8 +510,8 @@ class GuardTable:
         """Make `TABLED` replays copy scalars from tensors to the registers of scalar programs.
 
         Args:
-            reads: For each scalar: a tensor of shape () added by `guard_tensor`, the address of the
-                register, and True to round the value to float32.
+            reads: Triples: a scalar tensor added by `guard_tensor`, the address of a register, and
+                True to round the value to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
         records = _records(rows, replay_kernel.READ_BYTES)
@@ -507,7 +522,7 @@ class GuardTable:
         """Make each replay fill columns with numbers that scalar programs have computed.
 
         Args:
-            rows: Pairs: the address of a program's register, and an index in `GuardedStep.columns`.
+            rows: Pairs of a register's address and an index in `GuardedStep.columns`.
         """
         records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
         self._references.append(records)
@@ -585,10 +600,9 @@ class GuardTable:
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:
-        """Write the number of threads that compare tensors to the block.
+        """Write to the block the function and thread count for comparisons on several threads.
 
-        It is the size of torch's thread team if a kernel runs on several threads, else 1. Waiting
-        for a new thread may take longer than all checks.
+        Write zeros if no kernel runs on several threads. One thread then compares all tensors.
         """
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0
@@ -633,7 +647,7 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
-        if self.releases_lock and part not in (replay_kernel.MEASURE, replay_kernel.RUN_PASS):
+        if self.releases_lock:
             kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
             end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
             flags |= replay_kernel.PREPARED

@@ -15,7 +15,7 @@ _ADVICE = 14  # MADV_HUGEPAGE
 def allocate_block(count: int, initial: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a contiguous tensor of `count` elements filled with `initial`.
 
-    The storage has no other elements, because saved files would include them.
+    The storage has exactly `count` elements, because `torch.save` writes whole storages.
     """
     size = count * dtype.itemsize
     if device.type != "cpu" or not sys.platform.startswith("linux") or size < HUGE:

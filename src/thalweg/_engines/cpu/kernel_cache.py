@@ -1,7 +1,7 @@
 """Cache of compiled kernels, in memory and in a private folder.
 
-A file holds the object code of one source and is named by its hash, so that an edited rule is
-compiled again and never loads the kernel of another formula.
+A file has the object code of one source; the file's name is a hash of the source. An edited rule is
+therefore compiled again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
     Args:
         name: The name of the function, with a hash of its source.
         source: The text, in the language of `compiler`.
-        briefly: As for `machine_code.compile_kernel`; equal in all calls with one name.
+        briefly: True to compile faster, without vectorization. Pass an equal value for equal names.
     """
     # It acquires `importing`, never within `_lock`: forks acquire both, and must not deadlock.
     machine_code.tuning()
@@ -91,7 +91,7 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
 
 
 def _load_address(name: str, source: str, briefly: bool) -> int:
-    """Load a kernel from its file, or compile it and write the file; return the address."""
+    """Return the address of a kernel, loaded from a file. Without a file, compile and write one."""
     file = f"{name}.{digest(machine_code.target_digest())}.o"
     address = machine_code.link_kernel(name, _read_code(file))
     if address:

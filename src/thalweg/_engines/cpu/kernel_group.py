@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """Variables, the members, that one kernel updates; implements `dense_plan.Group` on the CPU.
+    """Variables (members) that one kernel updates; implements `dense_plan.Group` on the CPU.
 
     Args:
         members: Positions of the group's variables in the request.
@@ -71,7 +71,7 @@ class Group:
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
     def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
-        """Set the attributes that depend on the members; return a description of their tensors."""
+        """Set the attributes that depend on the members; return the tables of member tensors."""
         streams = streams_of(request, members)
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
@@ -130,13 +130,11 @@ class Group:
         return launch.lines_kernel(measures, measurement)
 
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
-        """Return a `LineSweep` that measures rows and columns; the caller runs it.
-
-        The scalars of each member are 0 at first.
+        """Return a `LineSweep` that will measure rows and columns. Scalars are 0 until set.
 
         Args:
             measures, stages: As in `Reduction`.
-            base: (members, ...) addresses of tensors, in the columns of `Table.base`; not kept.
+            base: (members, ...) addresses of tensors, in the columns of `Table.base`. Copied.
         """
         with importing:
             from thalweg._engines.cpu.row_column_reductions import LineSweep
@@ -157,7 +155,7 @@ class Group:
         self.table.base[:, 1] = addresses
 
     def set_scalars(self, shared: Scalars, by_variable: Any) -> None:
-        """Fill `scalars` with one row, or with a row for each member if scalars differ by variable.
+        """Fill `self.scalars`: one row, or a row for each member if scalars differ by variable.
 
         Args:
             shared: {name: number} of the group's compute dtype.
@@ -210,12 +208,12 @@ class Group:
         }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
-        """Return a `Sweep` that sums formulas over the memory at `base`; the caller runs it.
+        """Return a `Sweep` that will sum formulas over memory. Scalars are 0 until set.
 
         Args:
             formulas, stages: As in `Reduction`.
-            base: (members, streams) contiguous: addresses in the columns of `Table.base`; kept.
-            rows: The number of rows of scalars, which are 0 at first: 1, or one for each member.
+            base: (members, streams) contiguous addresses, in the columns of `Table.base`. Kept.
+            rows: The number of rows of scalars: 1, or the number of members.
         """
         with importing:
             from thalweg._engines.cpu.reductions import Sweep

@@ -86,7 +86,7 @@ def target_digest() -> str:
 
 @cache
 def _target_machine() -> Any:
-    """Return LLVM's cached target machine; `_target_machine.__wrapped__()` makes another one."""
+    """Return LLVM's target machine for this processor; cached."""
     from llvmlite import binding
 
     triple, cpu, features = _make_target()
@@ -129,7 +129,7 @@ def _has_halves() -> bool:
 
 
 def _optimize_module(name: str, source: str, briefly: bool) -> Any:
-    """Return the optimized LLVM module of a kernel; arguments as those of `compile_kernel`."""
+    """Return the optimized LLVM module of a kernel; for arguments see `compile_kernel`."""
     from llvmlite import binding
 
     from thalweg._engines.cpu.compiler import build_module
@@ -156,8 +156,7 @@ def compile_kernel(name: str, source: str, briefly: bool = False) -> bytes:
     Args:
         name: The kernel's function, the symbol of the object code.
         source: The text, in the language of `compiler`.
-        briefly: True to skip vectorization, which takes two thirds of LLVM's time. Code whose loops
-            read scattered objects is as fast without it.
+        briefly: True to skip vectorization, which takes two thirds of LLVM's time.
     """
     return _target_machine().emit_object(_optimize_module(name, source, briefly))
 
@@ -168,7 +167,7 @@ def compile_to_assembly(name: str, source: str) -> str:
 
 
 def link_kernel(name: str, code: bytes) -> int:
-    """Load object code; return the address of the function `name`. Call it in one thread at a time.
+    """Load object code; return the address of the function `name`. This is not thread-safe.
 
     Args:
         code: The bytes from `compile_kernel` for this `target_digest`, or b"".
@@ -194,7 +193,7 @@ def link_kernel(name: str, code: bytes) -> int:
 def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
     """Compile a kernel for this process alone, and return its address.
 
-    Use it on platforms where `link_kernel` fails. Arguments are as in `compile_kernel`.
+    Use this function on platforms where `link_kernel` fails. For arguments see `compile_kernel`.
     """
     from llvmlite import binding
 

@@ -1,8 +1,8 @@
 """Offsets of elements in memory that is not in row-major order, such as channels last.
 
-Measures add elements in row-major order of their indices; see `_engines/reduction_order.py`.
-Kernels that measure read the offsets of elements from two tables: one has the offsets within a
-period of elements, the other has the offset of each period.
+Measures add elements in row-major order of indices; see `_engines/reduction_order.py`. Kernels that
+measure read offsets of elements from two tables: the offsets within a period of elements, and the
+offset of each period.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of C functions on torch's OpenMP team, or on one thread without it.
 
-Torch's workers spin after each parallel region, so that a second pool of threads would compete
-with them for the cores; joining their team costs one to two microseconds. Python threads cannot be
+Torch's workers spin after each parallel region. A second pool of threads would compete with torch's
+workers for the cores. Joining torch's team costs one to two microseconds. Python threads cannot be
 started or joined without an interruption.
 """
 
@@ -20,15 +20,18 @@ import torch
 from thalweg.errors import PerformanceWarning, warn
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_LOCKED_ENTRY = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_LOCKED_PARALLEL = ctypes.PYFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+)
 _SOFT = 1  # omp_pause_soft: settings stay
 
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """Return a library that provides torch's OpenMP functions, or None.
+    """Return torch's extension module as a library, through which OpenMP functions are found.
 
-    It is torch's own module: symbols are also found in the libraries to which a module is linked.
-    Another runtime in the process, such as scikit-learn's, is not used.
+    Return None if `GOMP_parallel` is not found.
     """
     # Windows does not search linked libraries.
     with contextlib.suppress(OSError, AttributeError):
@@ -75,8 +78,7 @@ _has_lost_team = False
 def _dismiss_team() -> None:
     """Stop this thread's OpenMP workers before a fork; the next parallel region starts new ones.
 
-    libgomp's workers do not survive a fork, and the child would wait for them forever, in kernels
-    and in torch's operations on large tensors.
+    libgomp's workers do not survive a fork. The child would wait forever for the workers.
     """
     _fork.dismissed = False
     pause = getattr(_find_runtime(), "omp_pause_resource_all", None)
@@ -94,17 +96,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_dismiss_team, after_in_child=_record_fork)
 
 
-def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
-    """Return a C callable that runs `void f(void*)` on up to `threads` threads, without the GIL.
+def call_on_team(
+    address: int, argument: int, threads: int, is_locked: bool = False
+) -> Callable[[], object]:
+    """Return a C callable that runs `void f(void*)` on up to `threads` threads.
 
     Each thread calls `f` with the argument; `f` divides the work between the threads.
 
     Args:
         address, argument: The addresses of the C function and of its argument.
+        is_locked: True to hold Python's lock during the call.
     """
-    parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
+    parallel: Any = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:
-        return partial(ENTRY(address), argument)
+        return partial((_LOCKED_ENTRY if is_locked else ENTRY)(address), argument)
+    if is_locked:
+        parallel = _LOCKED_PARALLEL(parallel_address())
     return partial(parallel, address, argument, threads, 0)
 
 

@@ -38,14 +38,14 @@ class Kind(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A number or a pointer."""
+    """A number or a pointer: an LLVM value and its kind."""
 
     llvm: Any
     kind: Kind
 
 
 class Array(NamedTuple):
-    """A contiguous array: a pointer to its first element, and its lengths."""
+    """A contiguous array: a pointer to the first element, and the length of each dimension."""
 
     data: Value
     shape: tuple[Value, ...]
@@ -69,7 +69,7 @@ KINDS = {
 
 
 def common_kind(a: Kind, b: Kind) -> Kind:
-    """Return the kind of an operation on two kinds: float64 if they differ and one is a float."""
+    """Return the common kind of two operands; float64 for a float and a different number kind."""
     if a == b or b == BOOL:
         return a
     if a == BOOL:
@@ -163,7 +163,7 @@ class Code:
         return Value(cast_operand, kind)
 
     def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
-        """Return two operands converted to their common kind, and this kind; integers are int64."""
+        """Return (`a`, `b`, kind), both converted to their common kind; integers become int64."""
         kind = common_kind(a.kind, b.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
@@ -215,7 +215,7 @@ def _prefetch_line(writes: int, code: Code, address: Value) -> None:
 
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
-    """Return the counter at `pointer`, and add one to it, atomically."""
+    """Increment the counter at `pointer` atomically; return the number before."""
     kind = pointer.kind.item
     increment = ir.Constant(kind.llvm, 1)
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
@@ -394,7 +394,7 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
-    """Return the dither, from 0 to 1, with index `rank` in a step; 0.5 if `step` is negative."""
+    """Return element `rank` of a step's rounding offsets, from 0 to 1; 0.5 for a negative step."""
     write = code.builder
     # Sums of 32 bits wrap, as those of `dithers_of` are masked.
     value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
@@ -419,7 +419,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Round a real code to an int8 code, by a dither, and return the bits as a uint8."""
+    """Round a real number to an int8, by the offset `dither_value`; return the bits, a uint8."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
@@ -435,7 +435,7 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
-    """Return the float32 of a bfloat16 and 8 lower bits, ignored for zero, infinity and NaN."""
+    """Return a bfloat16 as float32, with an 8-bit correction; 0, infinity and NaN get none."""
     write = code.builder
     extended = write.zext(upper.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))
@@ -561,7 +561,7 @@ def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) 
 
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
-    """Write code that flushes denormals if `flush` is not 0, else keeps them; return old flags."""
+    """Set the processor to keep denormals if `flush` is 0, else to flush; return the old flags."""
     is_flushing = code.cast_to(flush, BOOL).llvm
     if X86:
         cell = code.reserve_stack(_I32)

@@ -1,12 +1,12 @@
 """Folder that only the user and root can change, and the files in it.
 
-The files are executed. Every folder from / on is therefore opened by the descriptor of its parent,
-belongs to the user or root, and is not writable by others. Checks read the open descriptor, not the
-name. The system follows no links. This module reads a link of the user or root, such as a ~/.cache
-on another disk, and checks its folders like all others.
+The files are executed. Therefore every folder from / on must belong to the user or root, and must
+not be writable by other users. Folders are opened by the parent's descriptor, and checks read open
+descriptors, not names. The system follows no links: this module reads links of the user or root,
+and checks the folders of the target.
 
-An ancestor that others may write to is accepted if it is sticky, as /tmp is: others cannot rename
-or replace what belongs to the user or root in it.
+An ancestor with the sticky bit, such as /tmp, may be writable: other users cannot rename or replace
+files and folders of the user or root in it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Unsafe(PermissionError):
 def open_folder(stack: ExitStack, path: str) -> int:
     """Return the descriptor of a folder that only the user and root can change.
 
-    A missing folder is created. If others own the folder or can write to it, `path-2`, `path-3` and
-    so on are tried. A warning names a folder that is created instead.
+    A missing folder is created. If another user owns `path` or can write to it, `path-2`, `path-3`
+    and so on are tried. If one of these is created, a warning names the folder.
 
     Args:
         stack: Closes all descriptors when it exits.
@@ -66,7 +66,7 @@ def open_folder(stack: ExitStack, path: str) -> int:
 
 
 def read_file(directory: int, name: str) -> bytes | None:
-    """Return a file's content; None if it is missing or unreadable, or if others could write it."""
+    """Return a file's content; None for a file that is missing, unreadable or not private."""
     try:
         # Opening a pipe of this name must not block.
         with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, directory) as descriptor:
@@ -103,7 +103,7 @@ def write_file(directory: int, name: str, content: bytes) -> None:
 
 
 def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
-    """Open a folder, or create it; return its descriptor and its path without links.
+    """Open or create a folder; return (descriptor, path without links).
 
     Raises:
         OSError: The path is relative, has too many links, or an ancestor is not safe.
@@ -137,7 +137,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def _read_link_target(name: str, directory: int, full: str) -> str | None:
-    """Return a link's target, or None for other files; raise if another user owns the link."""
+    """Return the target of a link. Return None for a file; raise if another user owns the link."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def _read_link_target(name: str, directory: int, full: str) -> str | None:
 def _enter_folder(
     stack: ExitStack, name: str, directory: int, full: str, is_ancestor: bool = False
 ) -> tuple[int, bool]:
-    """Open a folder, or create it; return its descriptor, and True if it was created.
+    """Open or create a folder; return (descriptor, True if the folder was created).
 
     Raises:
         OSError: The path is not a folder, cannot be opened, or is not safe; see `_check_private`.
@@ -194,7 +194,10 @@ def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Gen
 
 
 def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
-    """Raise if others own a file or folder, or can write to it and it is no sticky ancestor."""
+    """Raise if another user owns a file or folder, or can write to it.
+
+    With `is_ancestor`, a folder with the sticky bit may be writable.
+    """
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and not (is_ancestor and status.st_mode & stat.S_ISVTX):

@@ -53,8 +53,8 @@ class Leaves:
         Args:
             kernel: From `launch.sum_kernel`.
             base: (tensors, streams) contiguous addresses of memory that the caller keeps alive.
-            scalars: The kernel's scalars by name: a number, or an array with one for each tensor.
-            flush: True if denormals count as zero, as in an update that flushes them.
+            scalars: {name: scalar}: a number, or an array with one number for each tensor.
+            flush: True to treat denormals as zero.
 
         Returns:
             (leaves, measures) float64.
@@ -70,7 +70,7 @@ class Leaves:
 
 
 class MeasureLaunch:
-    """Measuring kernel with its argument block, to launch repeatedly.
+    """Reducing kernel with the memory of its arguments, for repeated launches.
 
     Args:
         kernel: The kernel.
@@ -154,10 +154,10 @@ class Sweep(MeasureLaunch):
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
-    """Return float64 scalars, (tensors, names), or (1, names) if each is a single number.
+    """Return float64 scalars, (tensors, names). Return (1, names) if all scalars are numbers.
 
     Args:
-        scalars: For each name a number, or an array with one number for each tensor.
+        scalars: {name: scalar}: a number, or an array with one number for each tensor.
     """
     if not names:
         return np.zeros((1, 0), np.float64)

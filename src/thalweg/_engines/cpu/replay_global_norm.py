@@ -1,7 +1,7 @@
-"""Clip factor of the global norm in a replay, computed from the squares of measured gradients.
+"""Clip factor of the global norm in a replay. Names in capitals are indices of words of `block`.
 
-The factor has the bits that `_core/clip_factor.py` computes. Numbers near the ends of the range of
-their type are left to that module. This file is compiled with `leaf_sums.py`.
+The factor has the bits that `_core/clip_factor.py` computes. Very large and very small numbers are
+left to that module. This file is compiled with `leaf_sums.py`.
 """
 
 # Code for `compiler`.
@@ -61,11 +61,10 @@ def factor_of(norm, limit, epsilon, unit, is_torchs):
 
 
 def sum_squares(block):
-    """Return the sum of the squares of all gradients; store the sum of each gradient in SQUARES.
+    """Return the sum of squares over all gradients; store each gradient's sum in SQUARES.
 
-    The squares are added from the leaves, partial sums that the kernels of SWEEPS have stored. A
-    gradient with a flag of 0 is left out, and later entries of SQUARES move forward. Unscaling is
-    applied to each gradient's norm.
+    A gradient's sum is added up from leaves, partial sums that kernels have stored. A gradient with
+    a presence flag of 0 gets no entry in SQUARES. Sums are multiplied by the square of UNSCALING.
     """
     numbers, squares = float64_pointer(address_of(block)), float64_pointer(block[SQUARES])
     for i in range(block[COUNT]):
@@ -92,10 +91,10 @@ def sum_squares(block):
 
 
 def clip(block):
-    """Compute norm and clip factor from the sums of squares; write the factor to rows of scalars.
+    """Compute the global norm and the clip factor; write the factor to the kernels' scalars.
 
-    Also store them in NORM and FACTOR, and 1 in HAS_FACTOR. If the sum or the norm is out of range
-    or NaN, or the factor is below MIN_FACTOR, store only SQUARES, and 0 in HAS_FACTOR.
+    Store the results in NORM and FACTOR, and 1 in HAS_FACTOR. If the sum of squares, the norm or
+    the factor is out of range or NaN, store only SQUARES, and 0 in HAS_FACTOR.
     """
     numbers = float64_pointer(address_of(block))
     squares = sum_squares(block)

@@ -1,14 +1,14 @@
-"""Native replay of a step: check guards, then run kernels and writes.
+"""Native replay of a step. Names in capitals are indices of words in `block` or in a record.
 
 The functions here are compiled (`compiler.py`). `guard_table.py` fills the *block*, an array of
 64-bit words, after a step that was planned or rebound. If anything differs from the block, `step`
 writes nothing and returns a constant of the section "Differences".
 
-Most updates are one call of `step`, with the interpreter lock held, so that nothing runs between
-checks and writes. With PREPARED an update is three calls: `step` with the lock, which checks all
-guards and computes scalars; `run_kernels` without the lock; and `step` with FINISH and the lock,
-which checks nothing and writes step counts, columns and version counters. Other threads of Python
-may run during `run_kernels`.
+Most parts of a step are one call of `step`, with the interpreter lock held, so that nothing runs
+between checks and writes. With PREPARED a part is three calls: `step` with the lock, which checks
+all guards and computes scalars; `run_kernels` without the lock; and `step` with FINISH and the
+lock, which checks nothing and writes step counts, columns and version counters. Other threads of
+Python may run during `run_kernels`.
 
 All memory that is read is alive. The owner of the block holds the lists, dictionaries, tensors and
 types whose addresses are in the block. Other addresses are read from those objects in the same
@@ -72,8 +72,9 @@ MEASURES = 46  # launches that compute the norms of gradients
 NEEDS_MEASURED_ADDRESSES = 48  # 1 if gradients must have the addresses that were measured
 CLIPPING = 49  # the block of `replay_global_norm`
 PROGRAMS = 50  # programs that compute scalars of kernels: see `scalar_program.py`
-RULE_MEASURES = 52  # launches that compute the measures of rules
-RULE_SCALARS = 54  # blocks of `replay_reductions`
+RULE_MEASURES = 52  # launches that compute the measures of rules, and scalars from them
+PART = 54  # the part of a step that runs
+STATUS = 55  # out: OUT_OF_RANGE if `run_kernels` has not updated because of a norm, or 0
 TEAM = 56  # the function that calls a function on several threads; 0 for one thread
 TEAM_ROUTINE = 57  # the address of the compiled `check_parts`
 TEAM_SIZE = 58
@@ -108,7 +109,6 @@ RECORDS_PER_PART = 64
 TEAM_MIN_TENSORS = 512
 
 # Sizes of records in bytes, and the words of small records.
-RULE_SCALARS_BYTES = 104  # the block of `replay_reductions`; its first word is a function's address
 LIST_BYTES = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, the address of the owner's pointer to the
 # dictionary or 0, the version at which the entries were equal or 0, and 1 if there are options.
@@ -203,12 +203,12 @@ MEASURE = 1  # compute the norms of gradients; write nothing
 UPDATE = 2  # update with the gradients that were measured
 CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
 RUN_PASS = 4  # compute scalars and run the kernels of a pass; write only memory of the plan
-FINISH = 5  # without checks, the writes that follow the kernels of a PREPARED step
+FINISH = 5  # without checks, the writes that follow the kernels of a PREPARED part
 # Flags that are added to a part.
 TABLED = 8  # read scalars from the table of coming steps; not with MEASURE
 UNRECORDED = 16  # do not replay while a profiler records operations
-# Stop before the kernels of the update. The caller then calls `run_kernels`, which needs no
-# interpreter lock, and the part FINISH.
+# Stop before the kernels. The caller then calls `run_kernels`, which needs no interpreter lock, and
+# the part FINISH.
 PREPARED = 32
 
 # Differences.
@@ -237,7 +237,7 @@ def word(address):
 
 
 def lists_differ(block):
-    """Return 1 if a list of LISTS has other items than its record, compared by address; else 0."""
+    """Return 1 if the items of a list in LISTS differ from the recorded addresses, else 0."""
     for k in range(block[LISTS]):
         record = int64_pointer(block[LISTS + 1] + LIST_BYTES * k)
         list_address, count, items = record[0], record[1], int64_pointer(record[2])
@@ -340,8 +340,8 @@ def dicts_differ(block):
     """Compare all dictionaries of DICTS with their records, and copy the numbers of options.
 
     Return 1 if an owner has another dictionary, or if `entries_differ`; else 0. Python gives a
-    dictionary a new, unique version at each change. Entries are not compared again while the
-    version is unchanged, unless they have options.
+    dictionary a new, unique version at each change. While the version is unchanged, entries are not
+    compared again, unless the dictionary has options.
     """
     last_record = block[DICTS + 1] + DICT_BYTES * (block[DICTS] - 1)
     for k in range(block[DICTS]):
@@ -382,7 +382,7 @@ def shape_differs(impl, record, dims):
 def storage_differs(block, record, storage):
     """Return 1 if the StorageImpl at `storage` differs from the record of a tensor; else 0.
 
-    Its address, data, size, deleter and context are compared.
+    Address, data, size, deleter and context are compared.
     """
     if storage != record[STORAGE]:
         return 1
@@ -398,7 +398,7 @@ def storage_differs(block, record, storage):
 def prefetch_elements(address):
     """Prefetch the first 256 bytes of a tensor for the kernel that runs after all checks.
 
-    A small tensor has no more, and the processor's own prefetcher only starts inside a larger one.
+    The processor's own prefetcher starts only inside a larger tensor.
     """
     for line in range(4):
         prefetch_to_read(address + 64 * line)
@@ -438,9 +438,9 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, extent):
-    """Return 1 if the `extent` bytes from `address` on overlap no memory in BOUNDS; else 0.
+    """Return 1 if the `extent` bytes at `address` are outside of all ranges in BOUNDS; else 0.
 
-    BOUNDS has begin and end of each range that the step writes, in ascending order.
+    BOUNDS has begin and end of each memory range that the step writes, in ascending order.
     """
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
@@ -493,8 +493,8 @@ def gradient_in_pair(block, record, number):
 def set_enabled(gradient, enabled):
     """Make kernels update a variable if `enabled` is 1, or skip it if 0; return 0.
 
-    Kernels skip a variable whose chunks, ranges of its elements, have length 0. If IS_ENABLED of
-    the gradient's record is not `enabled`, set it, and set the lengths to 0 or restore them.
+    Kernels skip a variable whose chunks (ranges of elements) have length 0. If the record's
+    IS_ENABLED differs from `enabled`, change IS_ENABLED, and zero or restore the lengths.
     """
     if gradient[IS_ENABLED] != enabled:
         for span in range(2):
@@ -527,11 +527,11 @@ def find_gradient(block, gradient, number):
 
 
 def memory_differs(block, gradient, grad, storage):
-    """Check the memory of a gradient, and give its address to the kernel that reads it.
+    """Check the memory of a gradient, and store the address of the memory for the kernel.
 
     Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
-    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. In other
-    cases return 0, and store the address in the record and where the kernel reads it.
+    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Else return
+    0, and store the address in the record and for the kernel.
 
     Args:
         gradient: The record of the gradient.
@@ -630,7 +630,9 @@ def gradient_record(block, number):
 
 
 def first_that_differs(block, table, begin, end):
-    """Compare tensors or gradients with their records; return the first difference, or 0.
+    """Compare tensors or gradients with their records, until one differs.
+
+    Return 0, or the constant of the first difference, as OTHER_TENSOR or OTHER_GRADIENT.
 
     Args:
         table: TENSORS or GRADIENTS.
@@ -685,8 +687,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    Gradients in PAIRS are left to the caller, because functions of Python read them. TEAM_GRADIENTS
-    is 0 if the step has PAIRS, else the number of gradients.
+    The caller checks gradients in PAIRS, which need functions of Python. TEAM_GRADIENTS is 0 if the
+    step has PAIRS, else the number of gradients.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
@@ -722,10 +724,10 @@ def numbers_differ(block):
 
 
 def check_guards(block):
-    """Compare all recorded objects with their records; return the first difference, or 0.
+    """Compare all recorded objects with their records, until one differs.
 
-    It is a constant of the section "Differences". Present numbers of options, and addresses of
-    gradients and version counters, are stored for the kernels.
+    Return 0, or the first difference, a constant of the section "Differences". Present numbers of
+    options, and addresses of gradients and version counters, are stored for the kernels.
     """
     if lists_differ(block):
         return OTHER_LIST
@@ -747,9 +749,9 @@ def check_guards(block):
 
 
 def launch_all(block, table):
-    """Call the kernels of a table one after the other, each on its number of threads; return 0.
+    """Run a table of kernels in order, each on the recorded number of threads; return 0.
 
-    `table` is the index in the block of two words: the number of launches, and their address.
+    `table` is an index in the block: of the number of launches, followed by the table's address.
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
@@ -774,10 +776,9 @@ def next_step(member):
 
 
 def load_state_numbers(program, member):
-    """Copy the state numbers of a member to the registers of its program, from register 1 on.
+    """Copy a variable's state numbers (scalars of the optimizer state) to registers of `program`.
 
-    A member is a variable that counts its own steps; state numbers are scalars of its optimizer
-    state. Return 1 if a register has changed, else 0.
+    The first number is copied to register 1. Return 1 if a register has changed, else 0.
     """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
@@ -792,7 +793,7 @@ def load_state_numbers(program, member):
 def follow_state_numbers(program, member):
     """Copy the new state numbers from a program's registers to a member's records; return 0.
 
-    `write_state_numbers` later writes them to the state.
+    `write_state_numbers` later writes the records to the state.
     """
     registers, outputs = (
         float64_pointer(program[REGISTERS]),
@@ -821,9 +822,9 @@ def write_state_numbers(member):
 def set_scalars_of_member(member):
     """Set the index of the row of scalars that the kernel of a member reads.
 
-    A member is a variable that counts its own steps. Its program computes a new row, unless the
-    program's last row is of an equal step number and equal state numbers. Return 1 if Python would
-    raise an error, else 0.
+    A member is a variable that counts its own steps. A scalar program computes the row. If the
+    program's last row has an equal step number and equal state numbers, that row is used. Return 1
+    if Python would raise an error, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -902,8 +903,8 @@ def count_steps(block):
 def is_written(block, write_record):
     """Return 1 if this step writes the tensor of a record in WRITTEN_TENSORS, else 0.
 
-    `write_record` has the indices of the members that write the tensor; one of them must have a
-    gradient. A tensor without such indices is written by each step.
+    `write_record` has the indices of the members that write the tensor. The result is 1 if a member
+    among them has a gradient, or if the record has no indices.
     """
     writers = int64_pointer(write_record[2])
     for k in range(write_record[1]):
@@ -913,7 +914,7 @@ def is_written(block, write_record):
 
 
 def spread_scalars(block):
-    """Copy scalars that programs have computed for each variable to the targets of SPREADS."""
+    """Copy each variable's scalars, computed by programs, to the addresses in SPREADS."""
     for s in range(block[SPREADS]):
         spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
         first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])
@@ -932,21 +933,11 @@ def spread_scalars(block):
                     float64_target[0] = number
 
 
-def run_kernels(block):
-    """Run the reductions of rules, compute scalars from them, and run the update's kernels."""
-    spread_scalars(block)
-    launch_all(block, RULE_MEASURES)
-    for k in range(block[RULE_SCALARS]):
-        rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
-        call(word(rule_block), rule_block)
-    launch_all(block, LAUNCHES)
-
-
 def find_counters(block):
     """Store the present address of the version counter of each written tensor in its record.
 
-    After kernels that ran without the interpreter lock, a tensor may have another TensorImpl, and
-    its former one may be freed. The address is 0 for a tensor without a version counter.
+    Other threads may have replaced a TensorImpl while kernels ran without the interpreter lock. The
+    address is 0 for a tensor without a version counter.
     """
     for k in range(block[WRITTEN_TENSORS]):
         index = word(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
@@ -956,10 +947,13 @@ def find_counters(block):
 
 
 def finish(block):
-    """Write step counts and columns after the kernels, and record watched numbers.
+    """Write step counts and columns after the kernels of an update, and record watched numbers.
 
-    Then increment the version counters of the written tensors, and REPLAY_COUNT.
+    Then increment the version counters of the written tensors, and REPLAY_COUNT. Write nothing
+    after MEASURE or RUN_PASS, or if `run_kernels` has set STATUS. Return STATUS.
     """
+    if block[STATUS] != 0 or block[PART] == MEASURE or block[PART] == RUN_PASS:
+        return block[STATUS]
     count_steps(block)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
@@ -987,12 +981,13 @@ def finish(block):
         if is_written(block, write_record) and record[COUNTER] != 0:
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[REPLAY_COUNT] = block[REPLAY_COUNT] + 1
+    return 0
 
 
 def is_active(guard):
     """Call a function of torch; return True if it reports an active tracer or mode.
 
-    `guard` has the function, a mask for its result, and 1 if the result is the address of the bits.
+    `guard` has the function's address, a mask, and 1 if the function returns a pointer to the bits.
     """
     bits = call(guard[0])
     if guard[2]:
@@ -1082,7 +1077,7 @@ def run_programs(block):
 def fill_columns(block):
     """Copy the columns' new numbers from registers to the records of columns; return 0.
 
-    `finish` writes them to the columns.
+    `finish` writes the records to the columns.
     """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
@@ -1091,34 +1086,39 @@ def fill_columns(block):
     return 0
 
 
-def run_part(block, part, is_prepared):
-    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
+def set_scalars(block):
+    """Compute the scalars of PART that depend on no gradient, after `check_guards` has returned 0.
 
-    With `is_prepared`, stop before the kernels of the update. Return 0, ALL_GRADIENTS_ABSENT, or
-    OUT_OF_RANGE if a scalar cannot be computed. If the result is not 0, no variable and no state
-    was written. MEASURE and RUN_PASS write only memory of the plan.
+    Return 0, ALL_GRADIENTS_ABSENT, or OUT_OF_RANGE if a scalar cannot be computed. No variable and
+    no state is written.
     """
-    if block[MEMBERS] != 0 and part != MEASURE:
-        difference = set_scalars_of_members(block)
-        if difference != 0:
-            return difference
-    if part == RUN_PASS:
-        launch_all(block, PASS)
+    if block[PART] == MEASURE:
         return 0
+    if block[MEMBERS] != 0:
+        return set_scalars_of_members(block)
+    if run_programs(block):
+        return OUT_OF_RANGE
+    return fill_columns(block)
+
+
+def run_kernels(block):
+    """Run the kernels of PART: norms of gradients, a pass, or reductions of rules and the update.
+
+    Set STATUS to OUT_OF_RANGE and skip the update if the native code cannot compute the factor of a
+    norm, else to 0. MEASURE and RUN_PASS write only memory of the plan.
+    """
+    part, block[STATUS] = block[PART], 0
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
     if part == CLIPPED:
         if clip_by_norm(block):
-            return OUT_OF_RANGE
-    if part != MEASURE:
-        if block[MEMBERS] == 0:
-            if run_programs(block):
-                return OUT_OF_RANGE
-            fill_columns(block)
-        if is_prepared == 0:
-            run_kernels(block)
-            finish(block)
-    return 0
+            block[STATUS] = OUT_OF_RANGE
+    if part == RUN_PASS:
+        launch_all(block, PASS)
+    elif part != MEASURE and block[STATUS] == 0:
+        spread_scalars(block)
+        launch_all(block, RULE_MEASURES)
+        launch_all(block, LAUNCHES)
 
 
 def step(block, pairs, replay_count, request):
@@ -1139,8 +1139,7 @@ def step(block, pairs, replay_count, request):
     part, first_guard = request & 7, 1
     if part == FINISH:
         find_counters(block)
-        finish(block)
-        return 0
+        return finish(block)
     if request & UNRECORDED:
         first_guard = 0
     if is_traced(block, first_guard):
@@ -1149,7 +1148,7 @@ def step(block, pairs, replay_count, request):
         return OTHER_STEP
     if request & TABLED and is_tabled(block) == 0:
         return NOT_TABLED
-    block[PAIRS] = pairs
+    block[PAIRS], block[PART] = pairs, part
     block[NEEDS_MEASURED_ADDRESSES] = 0
     if part == UPDATE:
         block[NEEDS_MEASURED_ADDRESSES] = 1
@@ -1160,4 +1159,8 @@ def step(block, pairs, replay_count, request):
         load_step(block)
         if read_numbers(block):
             return DENORMAL
-    return run_part(block, part, request & PREPARED)
+    difference = set_scalars(block)
+    if difference != 0 or request & PREPARED:
+        return difference
+    run_kernels(block)
+    return finish(block)

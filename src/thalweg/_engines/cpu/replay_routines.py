@@ -69,10 +69,10 @@ _PYTHON_FUNCTIONS = {
 
 
 def _compiled_address(entry_function: str, *files: str) -> int:
-    """Compile `entry_function` together with files, unless cached; return its address.
+    """Return the address of `entry_function`; compile it together with files unless cached.
 
     Args:
-        entry_function: Source of a function FUNCTION_NAME, which calls functions of the files.
+        entry_function: Source of a function FUNCTION_NAME that calls functions of the files.
         files: Paths of Python files in the language of `compiler`.
     """
     # Complete files: a search for the functions that are needed would take longer than a step.

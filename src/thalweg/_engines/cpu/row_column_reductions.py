@@ -66,7 +66,7 @@ class Lines:
     ) -> tuple[TileMeasures, Int64]:
         """Return memory for the results of tiles, and the constant columns of the kernel's table.
 
-        Both are cached by `measures`, because new memory would cause page faults in each step.
+        Both results are cached by `measures`.
         """
         if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
@@ -87,7 +87,7 @@ class Lines:
 
         Args:
             kernel, measures, streams, flush: As for `LineSweep`.
-            scalars: The scalars by name: a number for all variables, or an array of one for each.
+            scalars: {name: scalar}: a number, or an array with one number for each variable.
         """
         rows = scalar_rows(kernel.scalars, scalars)
         sweep = LineSweep(self, kernel, measures, (streams, rows), flush)
@@ -130,8 +130,7 @@ class LineSweep(MeasureLaunch):
 def _cut_tiles(index: int, view: View) -> Int64:
     """Divide the tiles of a variable into slices; a thread takes one slice at a time.
 
-    A band is a row of tiles. A slice has several bands, one band, or a part of a band, so that
-    memory is read in order.
+    A band is a row of tiles. A slice has several bands, one band, or a part of a band.
 
     Returns:
         (slices, 3) int64: the index of the variable, the first tile, and the end of the tiles.

@@ -90,7 +90,7 @@ def is_finite(x):
 
 
 def compare(operation, x, y):
-    """Return 1 or 0 for a comparison; for EITHER the larger number, for BOTH the smaller number."""
+    """Return 1 or 0 for a comparison, max(x, y) for EITHER, min(x, y) for BOTH."""
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
     if operation == AT_LEAST:
@@ -107,7 +107,7 @@ def compare(operation, x, y):
 
 
 def apply_operation(program, operation, x, y, z):
-    """Return the result of an operation, such as ADD, on the operands x, x and y, or all three."""
+    """Return the result of an operation, such as ADD, on one, two or three operands."""
     if operation == ADD:
         return x + y
     if operation == SUBTRACT:

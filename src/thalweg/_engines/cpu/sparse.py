@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
@@ -75,8 +74,8 @@ class SparsePlan(RowsPlan):
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
 
     def point_at(self, slices: IndexedSlices) -> None:
-        indices = layout.as_packed(slices.indices)
-        bad = self._group_by_row(layout.as_packed(slices.values), indices)
+        values, indices = self._pack(slices)
+        bad = self._group_by_row(values, indices)
         # A callback may have changed an index since validation.
         if bad >= 0:
             raise InvalidArgumentError(
@@ -107,7 +106,7 @@ class SparsePlan(RowsPlan):
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return calls that update rows with entries, then other rows if the rule updates them."""
+        """Return calls that update rows with entries; with `update_untouched`, also other rows."""
         scalars = columns.scalars_of(0, self.compute)
         calls = self._touched_calls(scalars)
         if self._untouched is not None:
@@ -117,13 +116,13 @@ class SparsePlan(RowsPlan):
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
         """Return [a call that updates the rows among the gradient's indices]; [] without values.
 
-        The call reads an argument that the plan reuses: run it before this method is called again.
+        Run the call before `_touched_calls` is called again; the plan reuses the call's argument.
         """
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()
         if not elements:
             return []
-        self._base[1] = self.values.data_ptr()
+        self._base[1] = self._values_address
         self._scalars[0] = [scalars[name] for name in kernel.scalars]
         rows_per_slice = max(SHARE // max(width, 1), 1)
         slices = -(-groups // rows_per_slice)
@@ -135,7 +134,8 @@ class SparsePlan(RowsPlan):
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
         argument[:5] = 0, slices, self._flush, groups, rows_per_slice
         argument[13] = 0
-        return [kernel.bind_argument(self._address, threads)]
+        is_locked = elements <= launch.LOCKED_ELEMENTS
+        return [kernel.bind_argument(self._address, threads, is_locked)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         """Return a call that updates all rows that are not among the gradient's indices."""

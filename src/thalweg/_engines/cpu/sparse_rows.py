@@ -1,4 +1,4 @@
-"""Loops over the rows that a sparse gradient has entries for, and over the rows between them.
+"""Loops over rows with entries in a sparse gradient, and over all other rows.
 
 The functions are compiled (see `launch.jit_loop`), and also run as Python.
 """
@@ -19,8 +19,8 @@ def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ign
         indices: (n,) the row of each entry.
         rows: Number of rows of the variable.
         table: (power of two >= 2 n,) scratch, for hashing.
-        row_of, first: (n,) out: per group its row and its first entry.
-        next_entry: (n + 1,) out: per entry the next entry of its row, or -1; element n is scratch.
+        row_of, first: (n,) out: the row and the first entry of each group.
+        next_entry: (n + 1,) out: for each entry the row's next entry, or -1; element n is scratch.
 
     Returns:
         (number of groups, -1), or (0, position) of the first index that is not in [0, rows).

@@ -43,7 +43,7 @@ def tuning_of(processor: str, changes: str = "") -> Tuning:
             "prefetch=0,vectors=256,serial=20000"; "" for none.
 
     Raises:
-        InvalidArgumentError: `changes` has another form.
+        InvalidArgumentError: `changes` is malformed.
     """
     parameters = next((row for name, row in _ROWS.items() if processor.startswith(name)), Tuning())
     if not changes:

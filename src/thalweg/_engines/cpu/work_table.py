@@ -57,9 +57,9 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Write scalars and flag to the argument that a kernel reads; return its address.
+        """Write `flush` and the address of `scalars` to a kernel's argument; return its address.
 
-        The argument has the address of `scalars`: keep them alive until the launch is done.
+        The caller must keep `scalars` alive until the launch is done.
         """
         block = self._argument
         # The threads of the last launch have incremented the word.
@@ -91,7 +91,7 @@ class Table:
 
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
-    """Return chunks, (n, 4) as in `Table`, of tensors of `sizes` elements."""
+    """Return the chunks, (n, 4) as in `Table`, of tensors with `sizes[i]` elements each."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
     tensor, number = enumerate_runs(counts)
@@ -113,8 +113,8 @@ def cut_at_runs(
         runs: The positions of the elements of each tensor, or None if all are adjacent.
 
     Returns:
-        The divided chunks (`chunks` itself if no tensor has runs), and the position of the first
-        element of each chunk.
+        The divided chunks, and the position of each chunk's first element. The chunks are `chunks`
+        itself if no tensor has runs.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
     if not any(runs):
@@ -144,7 +144,7 @@ def choose_chunk_size(elements: int) -> int:
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Divide a list of chunks into slices, which threads take; return `Table.bounds`.
+    """Divide chunks into slices, the units of work that threads take; return `Table.bounds`.
 
     Args:
         chunks: (n, 4) as in `Table`. A chunk is not divided.

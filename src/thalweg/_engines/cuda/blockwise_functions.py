@@ -43,8 +43,8 @@ def bits_of(position, step, number, stream, low, high, COUNT: tl.constexpr, ALIG
 
     Args:
         position: Index of the first element in the unsharded variable, int64.
-        step, number, stream: Indices of the step, of the variable in the optimizer, and of the
-            stored tensor; see `thalweg._engines.philox.draw_bits`.
+        step, number: The step's number, and the variable's index in the optimizer.
+        stream: Index of the stored tensor: 0 for the variable, 1 for its first slot, ...
         low, high: The two words of the key.
         COUNT: Number of elements, a multiple of eight.
         ALIGNED: Whether `position` is a multiple of eight.
@@ -91,8 +91,8 @@ def to_bfloat16_by(x, random_bits):
 def _write_rounding(count: int) -> str:
     """Return assembly of `to_bfloat16_by` for an even count of elements.
 
-    The fast code adds the random bits to each number. If the magnitude of an element is not below
-    the largest bfloat16, or NaN, the slow code rounds that element to the nearest.
+    The fast code adds the random bits to each number. The slow code rounds numbers with at least
+    the magnitude of the largest bfloat16, and NaN, to nearest.
     """
     half = count // 2
     fast_code, slow_code = "", ""
@@ -136,9 +136,9 @@ def _to_bfloat16_by(x, random_bits):
 
 @triton.jit
 def to_float16_by(x, random_bits):
-    """Return a float32 as float16, its magnitude rounded up or down as 16 random bits decide.
+    """Return a float32 rounded stochastically to float16, by 16 random bits.
 
-    From 65504 on, numbers are rounded to the nearest.
+    Magnitudes of 65504 or more, and NaN, are rounded to nearest.
     """
     x_bits = x.to(tl.uint32, bitcast=True)
     magnitude = x_bits & 0x7FFFFFFF
@@ -190,7 +190,7 @@ _LOWER = tl.constexpr(
 
 @triton.jit
 def joined(upper, code):
-    """Return the float32 whose upper 16 bits are a bfloat16, corrected by an 8-bit code."""
+    """Return a bfloat16 `upper` as float32, corrected by an 8-bit code; see `codecs.split8`."""
     if lacks_ptx():
         upper_bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
         magnitude = tl.abs(upper_bits.to(tl.float32, bitcast=True))
@@ -288,9 +288,9 @@ _PACKING = tl.constexpr(
 
 @triton.jit
 def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
-    """Store codes at offsets; only where `mask` if MASKED.
+    """Store 8-bit codes at `start + offsets`. If MASKED, store only where `mask` is True.
 
-    Four codes of a row are adjacent. `fours` has the offset of the first of every four.
+    Codes of a row are adjacent in groups of four; `fours` has the offset of each first code.
     """
     if MASKED or lacks_ptx():
         store_where(start, offsets, codes, mask, MASKED)
@@ -324,7 +324,7 @@ def _larger(a, b):
 
 @triton.jit
 def peaks_of(x, PARTS: tl.constexpr):
-    """Return (rows, 1) bits: the largest magnitude in each row's block of PARTS rows, or NaN."""
+    """Return (rows, 1) bits of the largest magnitude, or of NaN, in blocks of PARTS rows."""
     if lacks_ptx():
         peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     else:
@@ -459,7 +459,7 @@ _SOFTSIGN8 = tl.constexpr(
 def _divide_codes(code, divisor):
     """Return the quotient of a code and a divisor of `softsign8`, correctly rounded.
 
-    This holds for all codes if the approximate reciprocal is within 3 units in the last place.
+    The approximate reciprocal must be within 3 units in the last place.
     """
     if lacks_ptx():
         return tl.div_rn(code, divisor)
@@ -471,7 +471,7 @@ def _divide_codes(code, divisor):
 
 @triton.jit
 def encode_softsign8(x, peaks):
-    """Return reals between codes of `softsign8`; zeros and NaN in blocks without a scale."""
+    """Return codes of `softsign8` as real numbers; 0 or NaN in blocks without a scale."""
     # Dividend and divisor are multiplied by a power of 2, so that half of the scale is from 1 to 2.
     # Only numbers below 2**-120 of the scale lose bits; their code is 0.
     has_scale = _has_scale(peaks)
@@ -499,7 +499,7 @@ _POSITIVE = tl.constexpr(
 def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
     """Return `positive_code(x, dithers, SMALLEST_CODE)`, in fewer instructions.
 
-    `x` is the real code of `root`, and is positive where the root is.
+    `x` is the code of `root` as a real number; it is positive where `root` is positive.
     """
     if lacks_ptx():
         return positive_code(x, dithers, SMALLEST_CODE)

@@ -203,9 +203,9 @@ class Writer(FormulaWriter):
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Set `texts[node]` to a node's expression; append an operation's assignment to `lines`.
+        """Set `texts[node]` to a node's expression; append assignments of operations to `lines`.
 
-        Write a node used by only one branch of a scalar `where` inside that branch.
+        Nodes used by only one branch of a scalar `where` are written inside that branch.
         """
         if node in self._inner:
             return
@@ -232,7 +232,7 @@ class Writer(FormulaWriter):
         return pair if operation.startswith(BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
-        """Return the expression of an operation, with a flush if its result may need one."""
+        """Return the expression of an operation; flush the result if it may be denormal."""
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
@@ -280,9 +280,9 @@ class Writer(FormulaWriter):
         return self.flush_value(f"saturated({value}, {largest})")
 
     def resume_at_copy(self, name: str, storage: Sequence[str], *load_args: str) -> list[str]:
-        """Return lines that set a variable to the number of its 16-bit copy.
+        """Return lines that replace a variable's number by the number of its 16-bit copy.
 
-        If the copy has the bits of the rounded variable, the lines keep the variable.
+        If the copy equals the rounded variable, the lines keep the variable's number.
 
         Args:
             name: The name of the variable's number in the kernel.
@@ -306,7 +306,7 @@ def define_element(parameters: str, body: list[str]) -> str:
 
 
 class Element:
-    """Writer of the Triton function `element`: it updates the elements with the indices `at`."""
+    """Writer of the Triton function `element`, which updates the elements with the indices `at`."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
@@ -340,7 +340,7 @@ class Element:
         return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load vectors' values for each element; [] without vectors."""
+        """Return lines that load, for each element, the number of each vector; [] without any."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
@@ -452,7 +452,7 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
     Args:
         update: The update; it reads a gradient.
         flush: True to treat denormals as zero.
-        fast: True if products and sums may be fused, and quotients and roots be approximate.
+        fast: True to fuse products with sums, and to approximate quotients and roots.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
     # Vectors are scalars of formulas, too, and differ between elements.

@@ -75,8 +75,8 @@ _TABLED = ("dynamic8", "dynamic8_positive")
 def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     """Return the kernel that updates chunks of tensors in float32, with random bits or codecs.
 
-    The kernel's parameter `places` has for each variable its index in the optimizer, and the
-    position of its first element in the unsharded variable.
+    The kernel's parameter `places` has two numbers per variable: the index in the optimizer, and
+    the position of the first element in the unsharded variable.
 
     Args:
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
@@ -177,8 +177,7 @@ class _Element(Element):
     def _prepare_results(self) -> dict[int, Node]:
         """Return {stream: node that applies the codec's `prepare` to the new value}.
 
-        Nodes share operations with the update. A value that is flushed before it is prepared is
-        left out; `write_value` prepares it.
+        Values that the kernel flushes before `prepare` are left out; `write_value` prepares them.
         """
         formula = self.update.formula
         return {
@@ -206,7 +205,7 @@ class _Element(Element):
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
-        """Return lines that load a stream, decode a slot, or join a weight with its lower bits."""
+        """Return lines that load and decode a stream, or join a weight with its lower bits."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self.update.lower is not None and stream == 0:
@@ -235,7 +234,7 @@ class _Element(Element):
         return [f"{var} = {self.writer.flush_value(value)}"]
 
     def write_value(self, stream: int, value: str) -> list[str]:
-        """Return lines that store a number: encode it for a slot, or round it by random bits."""
+        """Return lines that encode a number or round it to the stream's dtype, and store it."""
         codec, lines = self.update.blocks.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}

@@ -232,7 +232,7 @@ class Program:
         """Return lines that add the next elements of the leaf, one to each lane (running sum).
 
         Args:
-            start: An expression: the index of the first of these elements in the leaf.
+            start: An expression for the index of the first added element in the leaf.
             masked: True to leave out elements from `length` on.
         """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
@@ -247,7 +247,7 @@ class Program:
         return lines
 
     def fold_sums(self) -> list[str]:
-        """Return lines that add the upper half of lanes to the lower half until one is left."""
+        """Return lines that sum all lanes, by repeatedly adding the upper to the lower half."""
         lines: list[str] = []
         for index in range(len(self.sweep.measures)):
             segments = _PARTS
@@ -262,7 +262,7 @@ class Program:
     def fold_lanes(
         self, name: str, lanes: int, values_per_lane: int = 1, fold: str = "fold"
     ) -> list[str]:
-        """Return lines that combine upper and lower lanes of `name` until one is left.
+        """Return lines that reduce the lanes of `name` to one, by combining halves repeatedly.
 
         A lane has `values_per_lane` numbers. `fold` names the kernel function that combines halves.
         """
@@ -316,7 +316,7 @@ def generate_peak(kind: str) -> Kernel:
 
 
 def generate_combine() -> Kernel:
-    """Return the kernel that adds neighbouring leaves in pairs until one sum is left."""
+    """Return the kernel that sums leaves, by adding neighbours in pairs repeatedly."""
     read = [
         f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
         f" mask=at + {k} < count, other=-0.0)"

@@ -17,7 +17,7 @@ _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
 class LaneReduction(Targets):
-    """Reduction of a formula, computed once for all measures with this formula and reduction.
+    """Reduction of a formula, shared by all measures with equal formula and equal reduction.
 
     Args:
         reduce: The reduction, "sum" or "largest".
@@ -46,8 +46,7 @@ class LaneReduction(Targets):
     def fold(self, names: Sequence[str]) -> list[str]:
         """Return lines that reduce the kernel's variables `names` into the first, by halves.
 
-        Missing values, up to a power of two, are not added. They would be +0, which would change
-        only -0.
+        If the number of names is no power of two, names without a partner are left unchanged.
         """
         lines: list[str] = []
         count = len(names)
@@ -69,7 +68,8 @@ class LaneReduction(Targets):
 
         Args:
             scope: "row", "column" or "variable".
-            offset, value, mask: Expressions; without a mask all values are stored.
+            offset, value: Expressions.
+            mask: An expression; "" to store all values.
         """
         mask_argument = f", mask={mask}" if mask else ""
         targets = self.targets.get(scope, ())

@@ -1,9 +1,8 @@
 """Generator of Triton kernels that reduce rows, columns and variables, tile by tile.
 
 A program computes the partial result of each measure for one tile, in the order of
-`_engines/row_column_reductions.py`. A row of a tile has several parts side by side. A thread has
-one lane of all parts, and adds them up alone. Then numbers of several rows move between threads
-together.
+`_engines/row_column_reductions.py`. A row of a tile is divided into parts. A thread has one element
+of each part, and adds its elements up. Then threads exchange the sums of several rows at once.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def _join_blocks(names: Sequence[str]) -> str:
 
 
 def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
-    """Return lines that load row `row` of a loop iteration, compute its values and add them up."""
+    """Return lines that load row `row` of a loop iteration, compute values, and add them up."""
     lines = [
         # A row beyond the last one has width 0, so that all of its lanes are masked.
         f"width = tl.where(number + {row} < most, count, 0)",

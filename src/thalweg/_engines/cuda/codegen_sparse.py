@@ -179,7 +179,7 @@ def generate_rows(
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
-    """Return the kernel that updates the rows without an entry in the sparse gradient.
+    """Return the kernel that updates rows without entries in the sparse gradient.
 
     Args:
         update: The update; it reads no gradient.

@@ -136,10 +136,10 @@ _BY_CORRECTED_ROOT8 = tl.constexpr(_write_quotient_by_root(True, 8))
 
 @triton.jit
 def divide_within(a, b):
-    """Return a / b for usual numbers, without a test of the operands.
+    """Return a / b, for a normal `b` of at most 2**125. Operands are not tested.
 
-    It is correctly rounded if `b` is normal and at most 2**125, and |a| and |a / b| are at least
-    2**-100. For a smaller `a` it is small.
+    The quotient is correctly rounded if |a| and |a / b| are at least 2**-100. For a smaller `a`,
+    the quotient is small.
     """
     if lacks_ptx():
         return tl.div_rn(a, b)
@@ -165,9 +165,9 @@ def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl
 
     Args:
         a, v: float32.
-        correction, epsilon: float32. The fast form needs one number for all elements.
+        correction, epsilon: float32. Scalars are faster than blocks.
         CORRECTED: False to leave out the division by `correction`.
-        GROUP: Elements of a thread; groups of 8 or 4 have one test and branch.
+        GROUP: The number of elements per thread. 8 and 4 are fastest.
     """
     # Triton 3.2 has no `or` for numbers of Python.
     if lacks_ptx() | correction.type.is_block() | epsilon.type.is_block():
@@ -371,7 +371,7 @@ def literal64(value: tl.constexpr):
 
 @triton.jit
 def flush(x):
-    """Return a number, or a zero of its sign if it is denormal."""
+    """Return `x`; a denormal becomes a zero of equal sign."""
     if x.dtype == tl.float32:
         smallest_normal = tl.full((), 1.1754943508222875e-38, tl.float32)
     else:
@@ -397,9 +397,9 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def opaque(index):
-    """Return a loop's index, hidden from the compiler's analysis.
+    """Return `index`, a loop's index, through assembly that the compiler cannot analyze.
 
-    With a known index the compiler would keep and increment the addresses of all streams.
+    For a known index, the compiler would keep and increment the addresses of all streams.
     """
     if lacks_ptx():
         return index

@@ -14,7 +14,7 @@ from thalweg._engines.cuda.host_device_mirror import Mirror
 
 
 class Rows:
-    """Table of a kernel's scalars on a device: one row per variable, or one row for all variables.
+    """Table of a kernel's scalars on a device, with one row per variable or one common row.
 
     Args:
         kernel: The kernel, which names the columns.
@@ -29,11 +29,11 @@ class Rows:
     def send_if_changed(self, scalars: Mapping[str, Any]) -> Tensor:
         """Set the table to scalars and return its tensor on the device.
 
-        Host numbers are sent if one has changed. Tensors are copied to their columns in each call.
+        Numbers on the host are sent if any number has changed. Tensors are copied in each call.
 
         Args:
-            scalars: {name: value}: a number, or an array with a number per row; either may
-                be a tensor on the device.
+            scalars: {name: value}. A value is a number, or an array with a number per row. A value
+                may be a tensor on the device.
         """
         host = self._mirror.host
         device_columns: dict[int, Tensor] = {}

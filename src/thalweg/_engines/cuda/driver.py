@@ -146,7 +146,7 @@ def _load_library(driver: Driver) -> Any:
     """Load the library of a driver.
 
     Raises:
-        RuntimeError: The library cannot be loaded by any name; the message has all errors.
+        RuntimeError: The library is not found under any of its names.
     """
     names, errors = tuple(driver.library_names()), list[str]()
     for name in names:
@@ -164,7 +164,7 @@ def _load_library(driver: Driver) -> Any:
 def load_function(code: bytes, name: str, device_index: int) -> c_void_p:
     """Load machine code on a device and return the handle of one kernel.
 
-    The caller must keep `code` alive, because HIP reads it later, too.
+    The caller must keep `code` alive, because HIP may read it later.
 
     Raises:
         RuntimeError: The driver cannot load the code.

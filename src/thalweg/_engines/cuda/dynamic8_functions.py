@@ -1,8 +1,8 @@
 """Triton functions for slots in `dynamic8`, with the bits of its formulas.
 
-The decade of a number is found from its exponent, and its constants in tables of 32 entries: each
-lane of a warp holds an entry, and a shuffle reads it. Quotients by the end of a decade and by 0.9
-are sums of two products with the constant's reciprocal, which is exact for all numerators.
+A number's exponent selects its decade (factor of ten). Tables of 32 entries have the constants of
+decades: each lane of a warp holds an entry, which a shuffle reads. Quotients by the end of a decade
+and by 0.9 are sums of two products with the two parts of the reciprocal, exact for all numerators.
 """
 
 # Code for Triton, which has no types.
@@ -161,7 +161,7 @@ def _share_of(x, peaks):
 
 @triton.jit
 def _rank_of(share, shifts, inverses, low_inverses, counts, lasts, bases):
-    """Return the rank of a share as a real number; the other arguments are the rows of tables."""
+    """Return the rank of a share as a real number; further arguments are rows of `_make_tables`."""
     bits = share.to(tl.int32, bitcast=True)
     lane = (bits + _look_up(shifts, bits >> 23)) >> 23
     low = share * _constant(low_inverses, lane)
@@ -187,7 +187,10 @@ def code_dynamic8(x, peaks, dithers, t0, t1, t2, t3, t4, t5):
 
 @triton.jit
 def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.constexpr):
-    """Return the integer codes of nonnegative numbers; see `positive_code`."""
+    """Return the integer codes of nonnegative numbers, rounded by `dithers`.
+
+    `peaks` has the bits of each block's maximum. `t0` to `t5` are the rows of `_make_tables`.
+    """
     share = tl.maximum(_share_of(x, peaks), _LEAST_SHARE)
     code = _integer_of(_rank_of(share, t0, t1, t2, t3, t4, t5) + dithers)
     # The largest number whose quotient by the scale is 0.

@@ -12,9 +12,9 @@ ITEMS = ("quotient", "root")  # the two results
 
 
 def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
-    """Return a graph in which one operation computes a quotient by a root plus a scalar.
+    """Return a graph in which one operation computes `x / (sqrt(y) + s)` for a scalar `s`.
 
-    The operation has two results; nodes of the operations `ITEMS` select a result.
+    The operation returns quotient and root. Nodes of the operations `ITEMS` select a result.
     """
     uses = Counter(arg for node in graph.nodes for arg in node.inputs)
     matches: dict[Node, tuple[str, list[Node]]] = {}
@@ -47,8 +47,8 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
     """Match `x / (sqrt(y) + s)` or `x / (sqrt(y) / c + s)`, with scalars `s` and `c`.
 
     Returns:
-        The fused operation, its operands [x, y, c or 1, s], and the node of the root. None if the
-        node is a different operation, or the divisor is used elsewhere.
+        (name of the fused operation, operands [x, y, c or 1, s], node of the root). None if the
+        node does not match, or if the divisor is used elsewhere.
     """
     if node.op != "/" or not (isinstance(node.args[1], Node) and node.args[1].op == "+"):
         return None

@@ -47,12 +47,12 @@ class Mirror:
             self._spare = torch.empty_like(self._host_tensor, pin_memory=self._pinned)
 
     def send_if_changed(self) -> torch.Tensor:
-        """Start copying the array if it has changed, and return the tensor on the device.
+        """Return the tensor on the device; if the array has changed, start a copy first.
 
         While a CUDA graph is captured, return a new tensor that each replay fills again.
 
         Raises:
-            RuntimeError: Two graphs are captured without a step between them.
+            RuntimeError: A second graph is captured without an uncaptured step before it.
         """
         if is_capturing():
             buffer = self._keep_for_graph()
@@ -73,7 +73,7 @@ class Mirror:
         return self.device_copy
 
     def _take_buffer(self) -> tuple[torch.Tensor, Any]:
-        """Return (pinned memory that no pending copy reads, event to record after a copy).
+        """Return (free pinned memory, event to record after a copy).
 
         Wait for the oldest copy if `MAX_IN_FLIGHT` copies are pending.
         """
@@ -86,10 +86,10 @@ class Mirror:
         return buffer, event
 
     def _keep_for_graph(self) -> torch.Tensor:
-        """Copy the array into the spare buffer, which stays with the graph; return the buffer.
+        """Copy the array into the spare buffer, keep the buffer for the graph, and return it.
 
         Raises:
-            RuntimeError: The spare buffer was used, and no step outside of a graph has made one.
+            RuntimeError: An earlier graph has used the spare buffer.
         """
         if self._spare is None:
             raise RuntimeError(

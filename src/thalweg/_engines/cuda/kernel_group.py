@@ -123,9 +123,9 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Send changed scalars; return tensors: the row index of each variable, and the rows.
+        """Send changed scalars to the device; return (row index of each variable, rows of scalars).
 
-        All variables share one row if no scalar of the kernel differs by variable.
+        If no scalar of the kernel differs between variables, there is one row.
         """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
@@ -208,7 +208,7 @@ class Group:
         return leaves
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each member a list of tensors, one for each measure."""
+        """Return a list for each member, with a tensor for each measure."""
         measures, stages = reduction.formulas, reduction.stages
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)

@@ -79,9 +79,9 @@ class Compiled:
     def _try_start(
         self, aligned: bool, device_index: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
-        """Load the kernel on a device, launch one program, and return the kernel's starter.
+        """Load the kernel on a device, launch it once, and return the kernel's starter.
 
-        In this launch, sizes of variables are 0, so that no variable or slot is written.
+        The launch writes no variable or slot, because all sizes are 0.
 
         Args:
             aligned: True if addresses are multiples of 16 bytes.
@@ -147,9 +147,7 @@ def _count_parameters(assembly: str) -> int:
 
 @cache
 def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architecture) -> Binary:
-    """Compile a kernel for a GPU architecture; a GPU is not needed.
-
-    Triton caches the binary on disk.
+    """Compile a kernel for a GPU architecture, without a GPU. Triton caches the binary on disk.
 
     Raises:
         RuleError: The kernel uses `dynamic8`, and the architecture is AMD's.
@@ -196,7 +194,7 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
 
 @cache
 def load_module(name: str, source: str) -> ModuleType:
-    """Run a generated source as a module; register it in `linecache`, where Triton reads it."""
+    """Run a generated source as a module; register the text in `linecache`, where Triton looks."""
     module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
     sys.modules[module.__name__] = module
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
@@ -240,7 +238,7 @@ def update_kernel(
     duplicates: Literal["sum", "successive"] | None = None,
     threads: int = THREADS,
 ) -> Compiled:
-    """Return the kernel of an update; for arguments see the functions `generate_...`."""
+    """Return the kernel of an update; for arguments see `generate_update` and `generate_rows`."""
     name = np.dtype(compute).name
     if update.draws or not SIZES.keys() >= {*update.storage}:
         with importing:

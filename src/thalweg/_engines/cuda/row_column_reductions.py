@@ -52,9 +52,9 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return {layout: tensor (programs, 2)}: a variable and a tile for each program to launch.
+        """Return {layout: tensor (programs, 2)}. Columns are a variable's and a tile's index.
 
-        A program for small matrices has the index of a group of `THREADS` matrices, not of a tile.
+        For small matrices, the second index counts groups of `THREADS` matrices.
         """
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
@@ -83,7 +83,7 @@ class Lines:
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
-        """Allocate memory of partial results, and the device table that has its addresses."""
+        """Allocate memory for partial results, and a table on the device with its addresses."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]

@@ -8,11 +8,10 @@ _LEAVES = ("stream", "scalar", "const")
 
 
 def find_branches(graph: FormulaGraph) -> dict[Node, set[Node]]:
-    """Return {`where` node to compile as a branch: nodes to compute inside its branches}.
+    """Return {`where` node to compile as an `if` statement: nodes to compute inside its branches}.
 
-    The condition of the `where` is a scalar; both choices have a value per element. The nodes
-    inside are operations on elements that no other node reads. A `where` without nodes inside is
-    left out.
+    The condition of the `where` is a scalar; both choices have a value per element. A node inside
+    is an operation that only one choice uses. A `where` without nodes inside is left out.
     """
     element_nodes: set[Node] = set()
     users: dict[Node, set[Node]] = {}

@@ -1,4 +1,4 @@
-"""Sums of leaves (sums of 65,536 elements) of several tensors, in one kernel launch or a few.
+"""Totals of leaves (sums over 65,536 elements) of several tensors, in a few kernel launches.
 
 The order is defined in `_engines/reduction_order.py`: neighbours are added in pairs, level by
 level. A program adds `FAN` leaves, which are ten levels. A tensor of more than 67 million elements

@@ -30,13 +30,13 @@ class File:
         self.size = os.fstat(descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on; raise CorruptFileError if there are fewer."""
+        """Return `length` bytes at `offset`; raise CorruptFileError if there are fewer."""
         buffer = bytearray(length)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset` on; raise CorruptFileError if the file is too short."""
+        """Fill `buffer` with bytes at `offset`; raise CorruptFileError if the file is too short."""
         self._file.seek(offset)
         filled = 0
         while filled < len(buffer):
@@ -53,7 +53,7 @@ class File:
 
 
 class Folder:
-    """Directory of a checkpoint, as a context manager that closes its files.
+    """Directory of a checkpoint. Leaving the context closes the open files.
 
     Args:
         prefix: The common prefix of the paths of all files of the checkpoint.

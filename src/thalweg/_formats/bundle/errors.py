@@ -1,4 +1,4 @@
-"""Errors about corrupt files; each caller adds to the message, the last one the file's name."""
+"""Errors about corrupt files. The file's name is added last, by `raise_flaws`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MAX_QUOTED = 200  # characters of a name that an error shows
 
 
 class CorruptFileError(Exception):
-    """Error without a file name; `raise_flaws` converts it to an error with the name.
+    """Error about a corrupt file, without the file's name.
 
     Args:
         text: A description.
-        kind: The class of the final error.
+        kind: The class to which `raise_flaws` converts the error.
     """
 
     def __init__(self, text: str, kind: type[ThalwegError] = DataLossError) -> None:
@@ -26,7 +26,7 @@ class CorruptFileError(Exception):
 
 @contextmanager
 def locate_flaws(location: str) -> Generator[None]:
-    """Return a context manager that prefixes corrupt-file errors with a location."""
+    """Prefix a CorruptFileError of the `with` block with a location."""
     try:
         yield
     except CorruptFileError as flaw:
@@ -35,7 +35,7 @@ def locate_flaws(location: str) -> Generator[None]:
 
 @contextmanager
 def raise_flaws(path: str) -> Generator[None]:
-    """Return a context manager that converts corrupt-file errors to their final class."""
+    """Convert a CorruptFileError of the `with` block to an error with the path."""
     try:
         yield
     except CorruptFileError as flaw:

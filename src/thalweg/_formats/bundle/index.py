@@ -41,12 +41,12 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True)
 class IndexedTensor:
-    """A tensor as the index describes it.
+    """Dtype, shape and location of a tensor.
 
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        pieces: The slices; one if the tensor is stored in one piece.
+        pieces: The slices in which the tensor is stored; a single slice may be the whole tensor.
     """
 
     dtype: int
@@ -66,7 +66,7 @@ class IndexedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Contents of an index.
+    """Locations of all tensors of a bundle.
 
     Attributes:
         shards: The number of data files.
@@ -99,7 +99,7 @@ def read_index(directory: Folder) -> Index:
 
 
 def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
-    """Return the header in the first entry; raise CorruptFileError if missing or unsupported."""
+    """Return the header in the first entry; raise CorruptFileError if it is not supported."""
     if first_entry is None or first_entry[0]:
         raise CorruptFileError("it has no header")
     with locate_flaws("header"):
@@ -131,7 +131,7 @@ def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
 def _describe_entries(
     key_values: Iterator[tuple[bytes, bytes]], bundle_header: BundleHeader
 ) -> dict[str, IndexedTensor]:
-    """Return {name: tensor} of an index, after checking that tensors do not overlap."""
+    """Return {name: tensor} of an index; raise CorruptFileError if tensors overlap."""
     entries_by_name: dict[str, BundleEntry] = {}
     slice_entries: dict[bytes, BundleEntry] = {}
     for key, serialized in key_values:
@@ -163,7 +163,7 @@ def _describe_entries(
 def _find_slices(
     name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
-    """Yield the slices of a tensor; remove the slices' entries from `slice_entries`."""
+    """Yield the slices of a tensor, and remove their entries from `slice_entries`."""
     if not entry.slices:
         yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
     for extents in entry.slices:
@@ -196,7 +196,7 @@ def _item_bytes(entry: BundleEntry) -> int:
 
 
 def _check(entry: BundleEntry, shards: int) -> None:
-    """Raise CorruptFileError for an entry with an impossible location or size."""
+    """Raise CorruptFileError for an impossible size, or a location outside `shards` data files."""
     if not 0 <= entry.shard < shards:
         raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:

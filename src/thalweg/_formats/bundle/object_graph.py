@@ -54,7 +54,7 @@ class SlotVariable:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An object.
+    """An object of an object checkpoint, with its children.
 
     Attributes:
         children: {attribute name: node number}.
@@ -98,10 +98,10 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a copy of a graph, without the values for which `should_keep` returns False.
+    """Return a copy of a graph without the values for which `should_keep` returns False.
 
-    `should_keep(key)` is called with the name of each value's tensor. A slot is removed if its
-    value, or the value of its variable, is removed.
+    `should_keep(key)` is called with the name of a value's tensor. The slot of an optimizer is
+    removed if the value of the slot or of its variable is removed.
     """
     nodes = [
         replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))
@@ -156,7 +156,7 @@ def _decode_node(serialized: bytes) -> Node:
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
-    """Return an object as a serialized message; `has_values` is stored as a flag."""
+    """Return an object as a serialized message that contains the flag `has_values`."""
     encoded = b""
     for name, child in node.children.items():
         encoded += bytes_field(1, number_field(1, child) + string_field(2, name))
@@ -185,7 +185,7 @@ def _neighbors_of(node: Node) -> Iterator[int]:
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """Return the nodes that have values or lead to values; TensorFlow skips all other nodes."""
+    """Return the numbers of all nodes that have a value, and of their ancestors."""
     parents: dict[int, list[int]] = {}
     valued: set[int] = set()
     for position, node in enumerate(graph.nodes):

@@ -26,13 +26,11 @@ def read(
 ) -> Bundle:
     """Read a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`.
 
-    Checkpoints of TensorFlow before 1.0 are read, too; reading them temporarily needs several times
-    the memory of the tensors. In later checkpoints, a tensor stored in slices temporarily needs
-    memory for one slice, and one byte per element.
+    Reading a checkpoint of TensorFlow before 1.0 temporarily needs several times the memory of the
+    tensors. In later checkpoints, only tensors stored in slices need additional memory.
 
     Args:
-        prefix: The path for TensorFlow, "run7/model.ckpt-5", or the name of the index or a data
-            file.
+        prefix: The path that TensorFlow uses, "run7/model.ckpt-5", or the index or a data file.
         names: The tensors to read; all by default. The object graph is always read.
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
@@ -72,7 +70,7 @@ def describe(prefix: Path) -> list[TensorInfo]:
     """Return the descriptions of a checkpoint's tensors, by name; only the index is read.
 
     Args:
-        prefix: The path for TensorFlow, or the name of the index or a data file.
+        prefix: The path that TensorFlow uses, the path of the index, or the path of a data file.
 
     Raises:
         MissingFileError: The index does not exist.
@@ -106,8 +104,8 @@ def _find_index(path: str, directory: Folder) -> Index | list[str]:
     """Return the index of a checkpoint, or the file suffixes of a first-format checkpoint.
 
     Raises:
-        MissingFileError: There is neither an index nor a first-format file, nor a file `path`.
-        ThalwegError: `path` is a file of another format, which the message names.
+        MissingFileError: No file of a checkpoint exists.
+        ThalwegError: `path` is a file of another format. The message names the format.
     """
     try:
         return read_index(directory)

@@ -47,7 +47,7 @@ def _encode_signed(integer: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Return (origin, lengths) of a slice of a tensor with this shape.
+    """Return (origin, lengths) of the slice `extents` of a tensor with this shape.
 
     Raises:
         CorruptFileError: The slice is not inside the shape.
@@ -69,7 +69,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Raise unless the slices together have as many elements as the tensor with this shape.
+    """Raise unless slices with these `shapes` have as many elements as a tensor with `shape`.
 
     Raises:
         CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.
@@ -88,9 +88,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap; with the right element count, the slices fill `shape`.
-
-    One byte per element is allocated, so the file must be large enough for the elements.
+    """Check that the slices `boxes` do not overlap; allocate one byte per element of `shape`.
 
     Raises:
         CorruptFileError: Two slices overlap.
@@ -111,7 +109,7 @@ def join_parts(
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor, a one-dimensional array, joined from its slices.
+    """Join the slices of a tensor; return the tensor's bytes as a one-dimensional uint8 array.
 
     Args:
         boxes: (origin, shape) of each slice; `check_count` must have accepted the shapes.

@@ -108,13 +108,10 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
 
 
 def _parse_state(text: str) -> CheckpointState:
-    """Return the state in the text of a state file, with unchanged paths.
-
-    A text without fields gives an empty path, empty lists and None.
+    """Parse the text of a state file; the paths are not changed. Missing fields are empty.
 
     Raises:
-        CorruptFileError: The text is malformed, a field is unknown or of another type, or a field
-            with a single value is repeated.
+        CorruptFileError: The text or a field is invalid, or a field with one value is repeated.
     """
     fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for name, values in parse_fields(text):

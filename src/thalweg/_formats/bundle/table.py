@@ -79,7 +79,7 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (upper bound of keys, offset, length) of each data block, from the block list."""
+    """Yield (upper bound of keys, offset, length) of each data block listed in `listing`."""
     end = 0
     for limit, handle in _block_entries(listing):
         offset, length, position = _read_handle(handle, 0, len(handle))
@@ -120,8 +120,8 @@ def _read_block(read: Read, body_size: int, offset: int, length: int) -> bytes:
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield (key, content) of a block.
 
-    All keys together may have at most 16 times the bytes of the block, so shared prefixes cannot
-    expand a small file to large memory. A block with every 16th key complete stays below this.
+    Raise CorruptFileError if the keys together have more than 16 times the bytes of the block, so
+    that shared prefixes cannot expand a small file to large memory.
     """
     end, restarts = _restart_points(block)
     position, key, budget = 0, b"", _RESTART_INTERVAL * len(block)
@@ -190,7 +190,7 @@ def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Block:
-    """Block under construction.
+    """Block of a table under construction.
 
     Args:
         interval: One key in `interval` keys is stored completely; all other keys omit the prefix

@@ -29,7 +29,7 @@ _MAX_SHORT = 1 << 32
 
 
 def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
-    """Return (strings of a tensor, checksum for comparison with the index).
+    """Return (strings of a tensor, their checksum). The caller compares this checksum.
 
     Args:
         content: All bytes of the tensor.
@@ -97,10 +97,9 @@ class BundleReader:
         self._total = sum(tensor.size for tensor in requested.values())
 
     def read_bundle(self) -> Bundle:
-        """Read the requested tensors.
+        """Read the requested tensors, strings and object graph.
 
-        Returns:
-            The tensors, the strings, and the object graph without variables that are strings.
+        The returned graph does not contain variables of strings.
         """
         tensors: dict[str, StoredTensor] = {}
         texts: dict[str, list[bytes]] = {}
@@ -124,7 +123,7 @@ class BundleReader:
         return min((entry.shard, entry.offset) for entry in entries)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
-        """Return a tensor, joined from its slices if it is stored in slices."""
+        """Return a tensor. Slices are joined."""
         kind = NAMES[tensor.dtype]
         for piece in tensor.pieces:
             self._open_shard_of(piece)

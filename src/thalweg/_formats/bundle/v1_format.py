@@ -92,7 +92,7 @@ def _append_field(
     """Append the elements in one field of a TensorProto to `content`, as little-endian bytes.
 
     `payload` is one element, or the bytes of several elements. `field_kind` is the protobuf kind of
-    the field; `kind` is the protobuf kind of a single element of dtype `name`.
+    the field. An element of dtype `name` has the protobuf kind `kind`.
     """
     if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
         content += _encode_element(payload, name)
@@ -125,7 +125,7 @@ _FIRST = re.compile(r"-00000-of-([0-9]{5})")
 
 @dataclass
 class _Tensor:
-    """A tensor as the first entries of the tables describe it.
+    """Dtype, shape and slices of a tensor.
 
     Attributes:
         dtype: The number of the dtype.
@@ -160,7 +160,7 @@ def read(
 
     Args:
         directory: The directory of the files.
-        suffixes: The result of `suffixes_of`.
+        suffixes: The suffixes of the files, as `suffixes_of` returns them.
         names: The tensors to read; None for all.
         progress: `progress(bytes_read, total_bytes)` is called after each file.
 
@@ -234,7 +234,7 @@ def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _
     """Return ({name: tensor} of a checkpoint, total size of its files in bytes).
 
     Raises:
-        CorruptFileError: A file has no description, or a tensor has impossible slices.
+        CorruptFileError: A file does not describe its tensors, or a tensor has impossible slices.
     """
     tensors: dict[str, _Tensor] = {}
     total = 0
@@ -261,7 +261,7 @@ def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _
 
 
 def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
-    """Add a tensor, or further slices of a tensor, from a SavedSliceMeta to `described`."""
+    """Add the tensor and the slices in a SavedSliceMeta message to `described`."""
     name = message.text(1)
     with locate_flaws(quote_name(name)):
         shape, dtype = messages.parse_shape(message.data(2)), message.number(3)

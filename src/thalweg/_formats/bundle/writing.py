@@ -54,7 +54,7 @@ def write(
     entries: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:
-        """Yield the bytes of all tensors in file order; add index entries to `entries`."""
+        """Yield the bytes of all tensors in file order; add their index entries to `entries`."""
         offset = 0
         for key in _in_order(tensors_by_key, graph):
             tensor = tensors_by_key[key]
@@ -106,7 +106,7 @@ def _key_of(name: str) -> bytes:
 
 
 def _check_tensor(name: str, tensor: StoredTensor) -> StoredTensor:
-    """Return `tensor`; raise if a bundle cannot have its dtype, rank or size."""
+    """Return `tensor` unchanged; raise if its dtype, rank or size cannot be stored."""
     if tensor.dtype not in DTYPES:
         raise UnsupportedCheckpointError(
             f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."

@@ -1,4 +1,4 @@
-"""Shapes, element types and attributes: small values of a group or a dataset."""
+"""Shapes, element types and attributes of HDF5 groups and datasets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANK = 32  # the limit of HDF5
 
 @dataclass(frozen=True)
 class Elements:
-    """Type of elements.
+    """Type of the elements of an array.
 
     Attributes:
         dtype: A dtype of safetensors, "opaque" for raw bytes, "string" for text of a fixed length,
@@ -115,7 +115,10 @@ def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
 
 
 def _parse_boolean(payload: FilePart, count: int, version: int) -> Elements:
-    """Return the type of h5py's booleans (an enumeration); raise for other enumerations."""
+    """Return the type of h5py's booleans, an enumeration of `count` members.
+
+    Raise for other enumerations. `version` is the version of the message.
+    """
     begin, base = payload.offset, parse_elements(payload)
     names = (b"FALSE\0", b"TRUE\0")
     expected = b"".join(name if version > 2 else name.ljust(8, b"\0") for name in names) + b"\0\1"
@@ -155,7 +158,7 @@ class TextAttribute:
 
     @lazy
     def texts(self) -> list[bytes]:
-        """Elements of the attribute as bytes, in row-major order; a list of one for a scalar.
+        """Elements of the attribute in row-major order, as a list of bytes objects.
 
         Raises:
             DataLossError: The elements are missing.

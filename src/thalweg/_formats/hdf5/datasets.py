@@ -33,7 +33,7 @@ _FILTER_NAMES = {
 
 
 def filter_pipeline(payload: FilePart) -> list[int]:
-    """Return the ids of the filters in a message, in the order in which they were applied.
+    """Return the ids of the filters in a message; the first was applied first.
 
     Raises:
         UnsupportedCheckpointError: A filter is not supported.
@@ -67,7 +67,7 @@ def filter_pipeline(payload: FilePart) -> list[int]:
 def undo_filters(
     source: SourceFile, offset: int, stored: memoryview, filters: list[int], size: int, width: int
 ) -> bytes | memoryview:
-    """Return a chunk with its filters undone.
+    """Return the bytes of a chunk after undoing its filters.
 
     Args:
         source: The file.
@@ -202,7 +202,7 @@ class ArrayDataset:
         return self._source.unsafe_error(payload.offset, f"{self.name!r}: {text}")
 
     def read(self, dtype: str | None = None) -> StoredTensor:
-        """Return the array, little-endian.
+        """Return the array in little-endian byte order.
 
         Args:
             dtype: The dtype of opaque elements; ignored for other elements.
@@ -259,7 +259,7 @@ class ArrayDataset:
         return self._source.data_loss_error(self._layout.offset, text)
 
     def _read_chunked(self, payload: FilePart, size: int) -> memoryview:
-        """Return all elements, `size` bytes, from chunks; chunks may extend beyond the array."""
+        """Return all elements, `size` bytes, from chunks. Chunks are clipped to the array."""
         source, shape, width = self._source, self.shape, self.elements.size
         begin, rank = payload.offset, payload.take_number(1) - 1
         tree = payload.take_address()

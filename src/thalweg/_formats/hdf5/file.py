@@ -1,4 +1,4 @@
-"""Groups of a file, from the root group on."""
+"""Groups of an HDF5 file, beginning with the root group."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def root_group(source: SourceFile) -> Group:
 
 
 def _root_address(head: FilePart, version: int) -> int:
-    """Return the root group's address from the rest of the superblock; raise if it is invalid."""
+    """Read the rest of the superblock, and return the address of the root group."""
     source = head.source
     base, _, end = head.take_number(8), head.take_address(), head.take_number(8)
     if base:

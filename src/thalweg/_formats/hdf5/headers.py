@@ -95,7 +95,7 @@ def _note_message(
     flags: int,
     payload: FilePart,
 ) -> None:
-    """Append a message to `messages`, or a continuation to `blocks`; raise if not supported."""
+    """Append a message to `messages`; for a continuation message, append to `blocks`."""
     source = payload.source
     if kind == CONTINUATION:
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)

@@ -1,4 +1,4 @@
-"""Heaps: storage of names in old groups, and of variable-length texts."""
+"""Heaps of an HDF5 file: storage of names and of variable-length texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LocalHeap:
 
 
 class GlobalHeap:
-    """Variable-length texts, stored in collections at an address and numbered.
+    """Storage of variable-length texts; a text has a collection's address and a number.
 
     Args:
         source: The file.

@@ -23,7 +23,7 @@ _MAX_DEPTH, _MAX_ROWS = 8, 64  # levels of a tree; rows of a table
 
 
 def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iterator[FilePart]:
-    """Yield the objects of a heap, in the order of a tree.
+    """Yield the heap's objects that a tree lists.
 
     Args:
         source: The file.
@@ -108,8 +108,8 @@ class _Heap:
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
         """Yield (offset in the heap, size, address) of all blocks that contain objects.
 
-        With 0 `rows`, `address` is that of the only block. Otherwise it is the address of a table
-        with so many rows of blocks; large blocks are tables themselves.
+        With 0 `rows`, the only block is at `address`. With more, a table with this number of rows
+        of blocks is at `address`; the table may refer to further tables.
         """
         if not rows:
             yield 0, self._first, address
@@ -214,7 +214,7 @@ def _iterate_links(
 def _symbol_table_links(
     source: SourceFile, tree: int, heap: LocalHeap
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, address, offset of the link in the file) of the links in a tree of tables."""
+    """Yield (name, address, offset in the file) of the links in the tree at address `tree`."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
         head = source.read_structure(node, 8, b"SNOD\1\0", "a table of links")
         table = source.read_part(node + 8, 40 * head.take_number(2), "a table of links")

@@ -34,7 +34,7 @@ def lookup3(content: bytes | memoryview) -> int:
 
 
 def check_sum(piece: FilePart, label: str) -> None:
-    """Read the next four bytes of `piece` as the checksum of all its previous bytes.
+    """Read the next four bytes of `piece`, and compare them with the checksum of its earlier bytes.
 
     Raises:
         DataLossError: The checksum differs.

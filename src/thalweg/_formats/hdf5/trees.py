@@ -12,7 +12,7 @@ _MAX_DEPTH = 16
 def iterate_leaves(
     source: SourceFile, address: int, kind: int, width: int
 ) -> Iterator[tuple[FilePart, int]]:
-    """Yield (key, address of the child) for the children of the lowest nodes, in order.
+    """Yield (key, address of the child) of all entries of the lowest nodes, in order.
 
     Args:
         source: The file.

@@ -77,10 +77,7 @@ def read(path: Path, progress: Progress | None = None) -> KerasFile:
 
 
 def is_keras_file(path: Path) -> bool:
-    """Return True if a file begins like a Keras file; False if there is no file.
-
-    Zip archives must have the members of a `.keras` file.
-    """
+    """Return True for HDF5 files, and for zip archives with a "config.json"; else False."""
     try:
         with open_source(path) as source:
             if source.begins_with(archive.MAGIC):

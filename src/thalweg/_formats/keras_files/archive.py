@@ -126,10 +126,10 @@ def _read_member(listing: FilePart) -> ArchiveMember:
 
 
 def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
-    """Return (stored size, size, offset of the member), with 64-bit numbers from `extra`.
+    """Return (stored size, size, offset of the member), as 64-bit numbers.
 
     `sizes` has the two sizes, `begin` is the offset, each in 32 bits. A value of 2**32 - 1 is
-    replaced by the 64-bit number in the member's extra fields.
+    replaced by a number from the extra fields `extra`.
     """
     while extra.left >= 4:
         kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))

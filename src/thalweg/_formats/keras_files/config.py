@@ -30,14 +30,14 @@ def load_json(source: str, text: bytes) -> dict[str, Any]:
 
 
 def optimizer_of(source: str, description: object) -> OptimizerDescription:
-    """Return (class name, configuration) of an optimizer; None for what the description lacks.
+    """Return (class name, configuration) of an optimizer; None for missing information.
 
     Args:
         source: The file, for errors.
         description: None, the name of a class, or a dictionary with name and configuration.
 
     Raises:
-        InvalidConfigError: The description has another form.
+        InvalidConfigError: `description` is invalid.
     """
     if description is None:
         return None, None
@@ -53,10 +53,10 @@ def optimizer_of(source: str, description: object) -> OptimizerDescription:
 
 
 def _qualified_class_name(source: str, fields: dict[str, Any]) -> str:
-    """Return the class name of a serialized object, as "package>Name" unless Keras defines it.
+    """Return the class name of a serialized object, for users' classes as "package>Name".
 
-    Keras 3 and `.keras` files store the package (or the module of an unregistered class) in a
-    separate field. A user's class called Adam must not be mistaken for Keras' Adam.
+    The package is stored in a separate field. A user's class called Adam must not be mistaken for
+    Keras' Adam.
     """
     name = _check_class_name(source, fields["class_name"])
     registered, module = fields.get("registered_name"), fields.get("module")
@@ -83,7 +83,7 @@ def _check_class_name(source: str, name: object) -> str:
 def layers_of(description: dict[str, object]) -> dict[str, str]:
     """Return {group in the file: name} of a model's layers, in the model's order.
 
-    Keras 3 names a group after the layer's class, with a number except for the first layer.
+    Keras 3 names the groups of dense layers "dense", "dense_1", "dense_2".
     """
     layers = as_object(description.get("config")).get("layers")
     names: dict[str, str] = {}

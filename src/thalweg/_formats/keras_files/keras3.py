@@ -46,7 +46,7 @@ def read_archive(
 
     Returns:
         (class name, configuration) of the optimizer, {name: array} of the optimizer, {name: array}
-        of the model, and {name: (number of the layer, group)} of the model's arrays.
+        of the model, and {name: (index of the layer or None, group)} of the model's arrays.
     """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
@@ -86,7 +86,7 @@ def read_weights(
         layers: {group: name} of the model's layers in the model's order; {} if unknown.
 
     Returns:
-        {name: array} of the optimizer, {name: array} of the model, and {name: (number of the layer
+        {name: array} of the optimizer, {name: array} of the model, and {name: (index of the layer
         or None, group)} of the model's arrays.
 
     Raises:

@@ -60,7 +60,7 @@ def _read_variables(source: SourceFile, model: Group) -> Arrays:
 
 
 def _read_arrays(source: SourceFile, group: Group) -> Arrays:
-    """Return {name: array} of the arrays that a group lists; names omit TensorFlow's ":0"."""
+    """Return {name without ":0": array} of the arrays that an attribute of a group lists."""
     arrays: Arrays = {}
     for name in _read_names(source, group, _VARIABLES):
         dataset = _find_member(source, group, name)
@@ -74,7 +74,7 @@ def _read_arrays(source: SourceFile, group: Group) -> Arrays:
 
 
 def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[str]:
-    """Yield the names in an attribute, or for a long list in several attributes numbered from 0."""
+    """Yield the names in the attribute `list_name`, or in attributes with numbers appended."""
     attributes = group.attributes
     if list_name not in attributes and f"{list_name}0" not in attributes:
         raise source.data_loss_error(0, f"{group.name!r} has no {list_name!r}")

@@ -50,7 +50,7 @@ def variables_by_path(
 ) -> dict[str, ArrayDataset]:
     """Return {path: dataset}; a path such as "dense/kernel" has the model's layer names.
 
-    If two variables would have one path, the keys are the paths in the file instead.
+    If two variables have equal paths, return {path in the file: dataset}.
 
     Args:
         root: The root group.
@@ -80,7 +80,10 @@ def _variable_names(kind: str, datasets: list[ArrayDataset]) -> list[str]:
 
 
 def _layer_path(root: Group, path: str, layers: dict[str, str]) -> list[str]:
-    """Return the names of the layers along a path in the file; groups "layers" are skipped."""
+    """Return the names of the layers on the path to a group "vars".
+
+    `layers` is {group: name} for top-level groups. A name stored in the file is preferred.
+    """
     layer_names: list[str] = []
     group: Any = root
     for depth, segment in enumerate(path.split("/")[:-1]):

@@ -64,9 +64,9 @@ def convert(
     """Write a checkpoint in another format; no module is needed.
 
     With `to="thalweg"`, a file of TensorFlow or Keras becomes a file for
-    `thalweg.checkpoint.restore`. Its variables have the names from the rules, or else TensorFlow's.
-    With "tf", a thalweg file becomes a checkpoint for `tf.train.Checkpoint`, with "tf1" for
-    `tf.train.Saver`.
+    `thalweg.checkpoint.restore`. The new file has the names from the rules; without rules, it has
+    TensorFlow's names. With "tf", a thalweg file becomes a checkpoint for `tf.train.Checkpoint`,
+    with "tf1" for `tf.train.Saver`.
 
     Moving averages are converted, too, except to "tf". `thalweg.checkpoint.restore` returns them in
     `extra["tensorflow"]["averages"]`, by variable.
@@ -121,15 +121,15 @@ def convert(
 def compare_converted(
     tf_path: Path, path: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """Return the tensors of two files of different formats, with one of them converted in memory.
+    """Return the tensors of two files under equal names, after converting a file in memory.
 
-    If `path` was converted from TensorFlow, `tf_path` is converted, too, so both have the names of
-    a thalweg file. Otherwise `path` is converted, so both have TensorFlow's names.
+    If `path` was converted from TensorFlow, `tf_path` is converted. Both then have the names of a
+    thalweg file. If not, `path` is converted, and both have TensorFlow's names.
 
     Args:
         tf_path: A file of TensorFlow or Keras.
         path: A thalweg file.
-        rules: Optional. The rules of `convert`; by default those that a converted file contains.
+        rules: Optional. The rules of `convert`; by default the rules in a converted file.
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
@@ -211,7 +211,7 @@ def _import(
     """Return (snapshot of a TensorFlow file's contents, names of omitted entries).
 
     `optimizer`, `index` and `hyperparameters` are `optimizer`, `which` and keywords of `restore`.
-    The variable `counter`, if not None, receives the step count.
+    If `counter` is not None, it is set to the step count.
     """
     targets = _find_destinations(checkpoint, rules)
     variables = _empty_variables(checkpoint, targets)
@@ -264,9 +264,10 @@ def _omitted_names(
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """Return the names of all that is not converted: tensors, string tensors, and an optimizer.
+    """Return the names of tensors and string tensors that are not converted.
 
-    The optimizer is listed if the file names its class, but has no state of it.
+    If the file names an optimizer's class without its state, the result has a text about this. With
+    `has_steps`, step counters are converted.
     """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
@@ -293,9 +294,9 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> dict[int, bool]:
-    """Return {id of tensor: True if converted} for the tensors of an optimizer.
+    """Return {id of tensor: True if it is converted} for the tensors of an optimizer.
 
-    All scalars are True: the new optimizer's arguments include or imply the scalars.
+    All scalars are True, because the new optimizer's arguments include or imply the scalars.
     """
     source = checkpoint.source
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -336,7 +337,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
 def _empty_variables(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, Tensor]:
-    """Return {target name: new variable filled with zeros}, with permuted shapes."""
+    """Return {target name: new variable of zeros}. Axes are permuted as in `destinations`."""
     variables: dict[str, Tensor] = {}
     for name, destination in destinations.items():
         tensor, target = checkpoint.variables[name], str(destination.target)
@@ -349,10 +350,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (arguments for `save` from a thalweg file, names of omitted entries).
+    """Return (keyword arguments of `save` for a thalweg file, names of omitted entries).
 
-    The arguments are {name: value} of all except `prefix` and `progress`. The optimizer and the
-    variables are new objects with the contents of the file.
+    `prefix` and `progress` are missing. The optimizer and the variables are new objects with the
+    contents of the file.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False

@@ -29,9 +29,9 @@ def load(
     """Read a checkpoint that TensorFlow or Keras wrote; neither needs to be installed.
 
     Args:
-        path: The prefix of a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`, such as
-            "run7/model.ckpt-5", or one of its files; or a `.keras`, `.weights.h5` or `.h5` file.
-            The format is detected by the content.
+        path: A `.keras`, `.weights.h5` or `.h5` file; or the prefix of a checkpoint of
+            `tf.train.Saver` or `tf.train.Checkpoint`, such as "run7/model.ckpt-5", or a file of
+            this checkpoint. The format is detected by the content.
         progress: `progress(bytes_read, total_bytes)` is called during reading.
         names: Optional. The tensors to read, if a checkpoint has tensors that cannot be read.
             Ignored for Keras.
@@ -64,7 +64,7 @@ def load(
 
 
 def load_outline(path: Path) -> TensorFlowCheckpoint:
-    """Read a checkpoint as `load` does, but only the values of scalars, unless Keras wrote it.
+    """Read a checkpoint as `load` does; of a TensorFlow file, read only the values of scalars.
 
     Other tensors have a dtype and a shape, but no bytes. Tensors of unsupported dtypes are omitted.
     """

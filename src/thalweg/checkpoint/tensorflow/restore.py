@@ -136,8 +136,8 @@ def choose_optimizer(
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
     """Return (checkpoint, its optimizer or None).
 
-    If the file does not say which tensors are slots, the class of `optimizer` does: the checkpoint
-    is then returned with its tensors divided anew. Arguments and errors are those of `restore`.
+    If the file does not determine which tensors are slots, the checkpoint is sorted anew by the
+    class of `optimizer`. Arguments and errors are those of `restore`.
     """
     checkpoint = _sort_for_optimizer(checkpoint, optimizer, arguments, targets)
     return checkpoint, _find_optimizer(checkpoint, optimizer, index)
@@ -146,7 +146,7 @@ def choose_optimizer(
 def _prepare_values(
     mapped: MappedTensors, detected: FoundOptimizer | None, global_step: Any
 ) -> state.Loading:
-    """Return the `Loading` that sets the variables and `global_step`; nothing is set yet."""
+    """Return the validated writes that set the variables and `global_step`; set nothing."""
     pairs = mapped.variables()
     if global_step is not None:
         pairs.append(
@@ -164,10 +164,10 @@ def _sort_for_optimizer(
     arguments: Mapping[str, object],
     targets: TargetTensors,
 ) -> TensorFlowCheckpoint:
-    """Return the checkpoint, divided anew into variables and slots if `optimizer` makes it clearer.
+    """Return the checkpoint, sorted anew into variables and slots for the class of `optimizer`.
 
-    This is done for files of a `tf.train.Saver` if `optimizer` is of `thalweg.v1`. It is also done
-    for Keras optimizers whose class, or whose slots' variables, the file does not determine.
+    Only two kinds of files are sorted anew: files of a `tf.train.Saver` if `optimizer` is of
+    `thalweg.v1`, and Keras files without a Keras class or with unassigned slots.
     """
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(checkpoint.source, KerasFile):
@@ -195,10 +195,10 @@ def _sort_for_optimizer(
 def _find_optimizer(
     checkpoint: TensorFlowCheckpoint, optimizer: Any, index: int | None
 ) -> FoundOptimizer | None:
-    """Return one of the file's optimizers; None if there is none.
+    """Return an optimizer of the file; None if the file has none.
 
-    It is the optimizer with the number `index`. Without `index`, it is the only optimizer, or the
-    only one with the name of `optimizer`. Raise if `index` is out of range, or several remain.
+    If `index` is None, return the only optimizer, or the only optimizer with the name of
+    `optimizer`. Raise if `index` is out of range, or if several optimizers are possible.
     """
     candidates = checkpoint.optimizers
     if index is not None:
@@ -224,9 +224,9 @@ def _find_optimizer(
 def _prepare_loss_scale(
     detected: FoundOptimizer | None, arguments: dict[str, object]
 ) -> state.Loading:
-    """Remove a `LossScale` from `arguments`; return the `Loading` that sets it from the file.
+    """Remove a `LossScale` from `arguments`; return the writes that set it from the file.
 
-    If `arguments["loss_scale"]` is not a `LossScale`, return an empty `Loading`.
+    Return no writes if `arguments["loss_scale"]` is not a `LossScale`.
 
     Raises:
         InvalidArgumentError: The loss scale is not a `DynamicLossScale`.
@@ -282,10 +282,10 @@ def _make_optimizer(
     global_step: object,
     arguments: Mapping[str, object],
 ) -> object:
-    """Return the optimizer to load: `optimizer`, or a new one if `optimizer` is a class or None.
+    """Return the optimizer to load: `optimizer`, or a new optimizer if it is a class or None.
 
     With None, the new optimizer has the class in the file. Return None if `optimizer` is False, or
-    if neither the argument nor the file has an optimizer.
+    if it is None and the file has no optimizer.
     """
     if optimizer is False or (optimizer is None and detected is None):
         if arguments:
@@ -336,7 +336,7 @@ def _require_optimizer(checkpoint: TensorFlowCheckpoint) -> None:
 def _prepare_optimizer(
     opt: object, mapped: MappedTensors, detected: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the `Loading` of `opt` from the file's state.
+    """Return a context manager that yields the validated writes of the optimizer's state.
 
     Args:
         opt: The optimizer, or the training step that has an optimizer.

@@ -65,9 +65,9 @@ def tensors_of(
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
-    """Return ({name: tensor} that `save` writes, object graph); the graph is None for "tf1".
+    """Return ({name: tensor} that `save` writes, object graph or None). Tensors are copies.
 
-    Arguments and errors are those of `save`. The tensors are copies.
+    The graph is None for "tf1". Arguments and errors are as for `save`.
     """
     contents = copy_contents(
         optimizer, TargetTensors.of(variables), Rules.of(rules), kind, global_step, averages

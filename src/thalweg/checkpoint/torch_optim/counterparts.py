@@ -31,7 +31,7 @@ NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "Ada
 
 @dataclass(frozen=True)
 class TorchEntry:
-    """A tensor in torch's state that corresponds to a slot.
+    """Tensor in torch's state that corresponds to a slot of a rule.
 
     Attributes:
         key: The key in the state of a parameter.
@@ -47,7 +47,7 @@ class TorchEntry:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Correspondence of a rule to a class of `torch.optim`.
+    """Correspondence of an update rule to a class of `torch.optim`.
 
     Attributes:
         family: The name of the class.
@@ -103,7 +103,7 @@ def _sgd_counterpart(
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
     """Return the counterpart of a rule for `torch.optim.RMSprop` with or without these options.
 
-    With `may_lack`, the rule's momentum is zeros where torch has no buffer, as its momentum is 0.
+    With `may_lack`, a missing momentum buffer of torch stands for zeros.
     """
     slots = {"rms": TorchEntry("square_avg")}
     if momentum:

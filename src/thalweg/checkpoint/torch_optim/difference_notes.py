@@ -21,7 +21,7 @@ def formula_notes(counterpart: Counterpart, epsilons: Sequence[float | None]) ->
 
 
 def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
-    """Return notes on options in which `optimizer` differs from torch's `groups`; [] if equal."""
+    """Return notes on options that differ between `optimizer` and torch's `groups`; [] if equal."""
     constants = constant_hypers(optimizer)
     notes: list[str] = []
     for name, key in counterpart.hypers.items():
@@ -44,7 +44,7 @@ def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: o
 
 
 def _notes_of_group(group: Group, optimizer: Any, constants: dict[str, float]) -> list[str]:
-    """Return notes on weight decay, maximization, dampening and rate decay of one torch group."""
+    """Return notes on weight decay, maximization, dampening and rate decay of a torch group."""
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
     lr_decay = number_option(group, "lr_decay") or 0.0
     dampening = number_option(group, "dampening") or 0.0

@@ -56,8 +56,9 @@ def from_torch(
             of `torch.optim`, or its `state_dict()`.
         into: An optimizer of `thalweg.keras` or `thalweg.v1` with the update rule of `state_dict`.
         variables: The variables, or {torch's name: variable}. By default, the parameters of the
-            torch optimizer `state_dict`. Parameters of this optimizer are matched by identity.
-            Other variables are matched by name if both sides have names, else by order.
+            torch optimizer `state_dict`. Parameters of this optimizer are matched by identity. All
+            other variables are matched by name if all parameters and variables have names, and by
+            order if not.
         step: Optional. The step count, if torch has none (SGD) or counts that differ between
             parameters.
 
@@ -123,7 +124,7 @@ def _has_state(parameter: Parameter) -> bool:
 def _check_surplus(
     counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> None:
-    """Raise CheckpointMismatchError for entries of torch's state without a corresponding slot.
+    """Raise CheckpointMismatchError if torch's state has an entry that no slot corresponds to.
 
     `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
     """
@@ -141,7 +142,7 @@ def _check_surplus(
 def _counted_steps(
     class_name: str, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> int | None:
-    """Return the step count that all parameters share; None for SGD, which does not count.
+    """Return the step count that all parameters share; None for SGD, which has no count.
 
     `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
 
@@ -182,10 +183,12 @@ def _check_step(step: object) -> int:
 
 
 def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) -> list[float]:
-    """Return NAdam's momentum product of each parameter, all equal; [] if no parameter has one.
+    """Return NAdam's momentum product of each parameter; [] if no parameter has a product.
+
+    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
 
     Raises:
-        CheckpointMismatchError: The products differ. An optimizer of this library has only one.
+        CheckpointMismatchError: The products differ.
     """
     entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
     factors = {key: as_number(entry) for key, entry in entries.items()}
@@ -203,9 +206,9 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
 
 
 def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, object]:
-    """Return {slot name: value} of a variable.
+    """Return {slot name: value} of a variable. Slots that torch's state lacks are omitted.
 
-    A slot that torch's state lacks is omitted, or zeros if it is a momentum that is 0 in torch.
+    A missing momentum buffer becomes zeros if the momentum is 0.
     """
     values: dict[str, Any] = {}
     rate = number_option(parameter.group, "lr") or 0.0
@@ -238,7 +241,7 @@ def load_v1(
     Args:
         variables: The variables. Missing slots are created.
         slots: {id(variable): {slot name: tensor}}.
-        steps: The number of steps, from which powers of beta are computed; None for 0.
+        steps: The step count, from which beta powers are computed; None stands for 0.
 
     Raises:
         CheckpointMismatchError: A slot is missing, unknown, or has another shape.
@@ -269,8 +272,8 @@ def load_keras(
     Args:
         variables: The variables. Missing slots are created.
         slots: {id(variable): {slot name: tensor}}. All variables that have slots need an entry.
-        steps: The value of `iterations`; None keeps the present one.
-        product: Nadam's product of the momentum factors of all steps. Other optimizers ignore it.
+        steps: The new value of `iterations`; None for no change.
+        product: The product of all steps' momentum factors, for Nadam only.
 
     Raises:
         CheckpointMismatchError: A slot is missing, unknown, or has another shape.

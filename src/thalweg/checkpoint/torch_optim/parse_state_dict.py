@@ -132,7 +132,7 @@ def match_parameters(
     """Return (parameter, variable) pairs of a torch optimizer.
 
     Parameters of the torch optimizer itself are matched by identity. Other variables are matched by
-    name if both sides have names, else by order.
+    name if all parameters and variables have names, and by order if not.
 
     Args:
         state_or_optimizer: The torch optimizer that the state was read from, or anything else.
@@ -210,7 +210,7 @@ def _match_by_identity(
 ) -> list[tuple[Parameter, Tensor]]:
     """Return (parameter, variable) pairs; `indices` is {id(variable): index of the parameter}.
 
-    Raise CheckpointMismatchError if the variables are not exactly the torch optimizer's.
+    Raise CheckpointMismatchError unless the variables are exactly the optimizer's parameters.
     """
     ids = {id(var) for var in tensors}
     problems = [

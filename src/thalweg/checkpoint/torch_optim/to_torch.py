@@ -34,7 +34,7 @@ _MAX_FLOAT32_INTEGER = 2**24
 
 
 def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> dict[str, Any]:
-    """Return the state dict with which an optimizer of `torch.optim` continues.
+    """Return a state dict for an optimizer of `torch.optim`, to continue the training.
 
     A NumericsWarning lists the differences of formulas and options.
 
@@ -51,8 +51,8 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
 
     Raises:
         InvalidTypeError: The rule has no counterpart in torch.optim.
-        InvalidArgumentError: The step count is unknown, or the learning rate is 0 and a slot must
-            be divided by it.
+        InvalidArgumentError: The step count is unknown, or a slot must be divided by a learning
+            rate of 0.
         FailedPreconditionError: The optimizer's state is variables of a graph.
 
     Example:
@@ -99,7 +99,7 @@ def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return {slot name: tensor} for each variable; {} for a variable without slots.
+    """Return one {slot name: tensor} per variable; {} for a variable without slots.
 
     Slots that were loaded before the optimizer had variables are found by the variables' names.
     """
@@ -124,7 +124,7 @@ def _slot_initial(optimizer: Any, name: str) -> float:
 
 
 def _count_steps(optimizer: Any) -> int | None:
-    """Return the step count, for `thalweg.v1` inferred from beta powers; None if unknown."""
+    """Return the step count; None if unknown. For `thalweg.v1`, infer it from beta powers."""
     if not is_classic(optimizer):
         return int(optimizer.iterations)
     powers: dict[str, str] = getattr(optimizer, "POWERS", {})
@@ -174,9 +174,9 @@ def _export_states(
 
 
 def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
-    """Return a copy of a slot, converted to torch's tensor: divided by `rates` * `rate`.
+    """Return a copy of a slot, divided by `rates` times the learning rate `rate`.
 
-    If `rates` is 0, both are equal. `rate` is the learning rate, and `name` is for messages.
+    If `rates` is 0, the slot is not divided. `name` is for messages.
     """
     tensor = state.kept(slot)
     if not rates:
@@ -233,7 +233,7 @@ def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
 def _set_hypers(
     group: dict[str, Any], counterpart: Counterpart, values: Mapping[str, float]
 ) -> None:
-    """Set hyperparameters in `group` by torch's names; the key "betas.0" is `group["betas"][0]`."""
+    """Set `values` in `group` by torch's names; "betas.0" sets `group["betas"][0]`."""
     for name, key in counterpart.hypers.items():
         key, _, index = key.partition(".")
         if index:
@@ -250,7 +250,7 @@ def _set_hypers(
 def _describe_omissions(
     optimizer: Any, values: dict[str, float], group: dict[str, object]
 ) -> list[str]:
-    """Return one note per option of the optimizer that torch has no option for."""
+    """Return one note per option of the optimizer for which torch has no option."""
     notes: list[str] = []
     if "learning_rate" not in constant_hypers(optimizer):
         notes.append(f"the learning rate stays {group['lr']:g}, what the schedule gives now")

@@ -41,12 +41,12 @@ class Keras3StateDict:
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Load a dict that `state_dict()` returned; change nothing on an error.
 
-        Slots of an optimizer that is not built are loaded when `build` creates them.
+        If the optimizer is not built, slots are loaded later, when `build` creates them.
 
         Raises:
             ValueError: The state belongs to another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: Keras has additional state, and the optimizer is not built.
+            FailedPreconditionError: The state has Keras' variables, but the optimizer is not built.
         """
         fields = dict(state_dict)
         extra = cast("dict[str, object]", fields.pop(_KERAS_KEY, {}))

@@ -50,7 +50,10 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """Return a class whose constructor, with Keras' options added, makes and wraps a `wrapped`."""
+    """Return a Keras class that wraps an optimizer of the class `wrapped`.
+
+    The constructor has the arguments of `wrapped` and Keras' options.
+    """
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 

@@ -1,4 +1,4 @@
-"""Classes by which `model.optimizer` is both an optimizer of thalweg and one of Keras 3."""
+"""Classes that make an optimizer of thalweg an optimizer of Keras 3, too, for `model.optimizer`."""
 
 # Keras has no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -20,9 +20,9 @@ _LENDER = "__lender"
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Lender(FusedOptimizer):
-    """Keras optimizer that stores the attributes that Keras needs of `wrapped`, for one model.
+    """Keras optimizer that stores Keras' attributes for an optimizer of thalweg in one model.
 
-    `model.optimizer` is `wrapped` itself, which reads these attributes from its lender.
+    `model.optimizer` is `wrapped` itself, which reads Keras' attributes from this object.
     """
 
     # Eager even while a graph is built, since Keras' variables are torch's.
@@ -31,7 +31,7 @@ class Lender(FusedOptimizer):
         super().__init__(*args, **kwargs)
 
     def shown(self) -> Optimizer:
-        """Return `wrapped`; its class becomes a subclass that reads attributes from this lender."""
+        """Return `wrapped`; change its class to a subclass that reads attributes from `self`."""
         optimizer = self.wrapped
         vars(optimizer)[_LENDER] = self
         if not isinstance(optimizer, Lent):
@@ -52,7 +52,7 @@ class Variables(list[Any]):
 
 
 class Lent(Optimizer):
-    """Mixin of an optimizer in a Keras model that reads missing attributes from its `Lender`.
+    """Mixin that makes an optimizer in a Keras model read missing attributes from its `Lender`.
 
     Copies of the optimizer have the original class and no lender.
     """
@@ -121,10 +121,7 @@ class _OfKeras(keras.optimizers.Optimizer):
 
 @cache
 def _lent(base: type[Optimizer]) -> Any:
-    """Return a new subclass of `base`, `Lent` and Keras' optimizer class, registered with Keras.
-
-    `Lender.shown` makes it the class of an optimizer in a model.
-    """
+    """Return a new subclass of `base`, `Lent` and Keras' optimizer class, registered with Keras."""
     # Attributes of Keras' class come from the lender, unless thalweg's class defines them.
     properties = {name for name in dir(_OfKeras) if not name.startswith("__")}
     properties = {name: _from_lender(name) for name in properties if not hasattr(Lent, name)}

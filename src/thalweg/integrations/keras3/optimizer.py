@@ -160,7 +160,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             wrapped.iterations.fill_(batch_count)
 
     def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Compute a step on copies and assign the results in Keras' stateless scope."""
+        """Take a step on copies of the variables; assign the results in Keras' stateless scope."""
         shared = [*((var, var._value) for var in variables), *self._shared]
         # A stateless call must not write to the variables that model and optimizer share.
         copies = {

@@ -40,8 +40,8 @@ def slot_variables(
         tensors: The tensor of each of `variables`.
 
     Returns:
-        (new Keras variable, weight) pairs in the order of `get_weights`, without `iterations` and
-        slots of other variables.
+        (new Keras variable, weight) pairs in the order of `get_weights`. `iterations` and slots of
+        variables outside `variables` are left out.
     """
     wrapped = optimizer.wrapped
     vars_by_tensor = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}

@@ -25,4 +25,4 @@ __all__ = [
 
 __dir__ = __all__.copy
 
-OPTIMIZERS.tell_all("", (SGD, Adam, Adamax, Nadam, Adagrad, Adadelta, RMSprop, Ftrl, RuleOptimizer))
+OPTIMIZERS.add_all("", (SGD, Adam, Adamax, Nadam, Adagrad, Adadelta, RMSprop, Ftrl, RuleOptimizer))

@@ -71,9 +71,10 @@ class Adam(BuiltIn):
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the weights to set: without AMSGrad's slots if this optimizer lacks AMSGrad.
+        """Return the list of values that `set_weights` assigns.
 
-        Before the first step, return [] for a list of one weight, and warn.
+        Leave out AMSGrad's slots if this optimizer lacks AMSGrad. Before the first step, warn and
+        return [] for a list of one value.
         """
         # Keras drops AMSGrad's slots from lists of 3 n + 1 weights, and takes one weight for n = 0.
         if not self._weights and len(weights) == 1:

@@ -87,10 +87,10 @@ def _is_summed(optimizer: Any) -> bool:
 def _sum_for_shards_of(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasStepAdapter
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
-    """Sum gradients over the ranks for an optimizer whose slots are sharded.
+    """Sum gradients over the ranks for an optimizer with sharded slots.
 
-    Return ((summed gradient, variable) pairs, step object of this rank). A rank gets only sums of
-    its shards, unless a hook, or a rule with clipping, reads whole gradients.
+    Return ((summed gradient, variable) pairs, step of this rank). Usually a rank receives only
+    the sums of its shards. It receives full sums if a hook, or a rule with clipping, needs them.
     """
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()

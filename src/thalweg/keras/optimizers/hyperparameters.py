@@ -73,11 +73,11 @@ class Hypers(Weights):
         self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """Return the present value of a hyperparameter; create missing variables.
+        """Return the present value of a hyperparameter; create missing hyperparameter variables.
 
-        A schedule is returned unchanged; another callable is called. With `dtype`, return a 0-d CPU
-        tensor of that dtype. Without `dtype`, return the stored number or variable. In graph mode,
-        return a graph tensor; in a hook that a session runs, return the value of the running step.
+        A schedule is returned unchanged; a callable is called. With `dtype`, a number becomes a 0-d
+        CPU tensor of that dtype. Without `dtype`, return the stored number or variable. In graph
+        mode, return a graph tensor; in a hook that a session runs, return a tensor of this run.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -105,7 +105,8 @@ class Hypers(Weights):
     def _serialize_hyperparameter(self, name: str) -> object:
         """Return a hyperparameter for `get_config`: a JSON number or the config of a schedule.
 
-        A graph variable is read in the session. Without a session, return its initial value.
+        A graph variable is read in the session. Without a session, return the variable's initial
+        value.
         """
         value: Any = self._hyper.now(name)
         if isinstance(value, LearningRateSchedule):
@@ -151,8 +152,7 @@ class Hypers(Weights):
     def _scalar(self, name: str, dtype: Dtype) -> Any:
         """Return a hyperparameter as a scalar of a compute dtype; call a callable once per step.
 
-        Raises:
-            InvalidTypeError: A hyperparameter other than the learning rate is a schedule.
+        Raise InvalidTypeError if a hyperparameter other than the learning rate is a schedule.
         """
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(
@@ -167,7 +167,7 @@ class Hypers(Weights):
         return self._decayed(rate, dtype, self.iterations.item()) if self._initial_decay else rate
 
     def _rate_at(self, dtype: Dtype, count: int) -> object:
-        """Return the learning rate, with `decay`, of the step that follows `count` steps.
+        """Return the learning rate, with `decay`, of the step after `count` steps.
 
         `learning_rate` must be a number, a tensor or a `FormulaSchedule`.
         """

@@ -1,4 +1,7 @@
-"""Replay of a step of `apply_gradients` in one call; see `_core/replay_apply.py`."""
+"""Replay: `apply_gradients` as one native call that repeats the last step with new gradients.
+
+The base class is in `_core/replay_apply.py`.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ _ATTRIBUTES = (
 class KerasReplay(ReplayedApply):
     """Replay of the last step of a Keras optimizer.
 
-    A hyperparameter is read again after it was written. Learning rates that depend only on the step
-    number are computed several steps ahead. User functions are called after the step was compared
-    with the recorded step. The comparison is repeated after user functions ran.
+    A hyperparameter is read again after a write to it. Learning rates that depend only on the step
+    number are computed several steps ahead. Before users' functions are called, the step is
+    compared with the last step. The comparison is repeated after the calls.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class KerasReplay(ReplayedApply):
         self._last_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
-        """Read hyperparameter tensors again that were written since they were last read."""
+        """Read hyperparameters again if their tensors were written since the last read."""
         if not self._has_cached_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
@@ -117,9 +120,9 @@ class KerasReplay(ReplayedApply):
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
-        """Set `_rates` to {compute dtype: `RatesAhead`}, which has the rates of coming steps.
+        """Set `_rates` to {compute dtype: `RatesAhead`}, which computes the rates of coming steps.
 
-        Set it to {} if the rate is constant, or if a step calls users' functions.
+        Set `_rates` to {} if the rate is constant, or if a step calls users' functions.
         """
         self._rates = {}
         # Nadam's `decay` is that of its momentum.
@@ -176,9 +179,10 @@ class KerasReplay(ReplayedApply):
         )
 
     def _take(self, optimizer: Any, cache: PlanCache, pairs: object) -> bool:
-        """Replay the step unless something changed; return True if the step was taken.
+        """Take the step by the replay; return True if it was taken.
 
-        Drop the replay from `cache` if it cannot be used again.
+        Return False if something changed; the caller then takes the step with all checks. Also
+        remove the replay from `cache` if later steps cannot use it.
         """
         if type(pairs) is not list:
             return False
@@ -215,7 +219,7 @@ class KerasReplay(ReplayedApply):
     def _read_rate(self, optimizer: Any) -> bool:
         """Read the learning rate again if it has changed.
 
-        Return True if the replay may go on, False if a step with all checks is required.
+        Return False if only a step with all checks can use the new rate, else True.
         """
         rate = self._rate_tensor
         if rate is None:
@@ -231,9 +235,9 @@ class KerasReplay(ReplayedApply):
         return True
 
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
-        """Return True if the learning rate is unchanged since it was read.
+        """Return True if the learning rate is unchanged since the last read.
 
-        Return False in any case if slots are sharded or there are gradient transformers.
+        Also return False if slots are sharded, or if there are gradient transformers.
         """
         rate = self._values.get(_RATE)
         return (
@@ -245,7 +249,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of step `first` of this replay, and of all later steps, endlessly."""
+        """Yield the scalars of step `first` of this replay, then of all later steps, endlessly."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
@@ -265,9 +269,9 @@ class KerasReplay(ReplayedApply):
     def _retry_after_reading(
         self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
     ) -> int:
-        """Call `attempt(optimizer, pairs)`; return its result: 0, or the code of a mismatch.
+        """Call `attempt(optimizer, pairs)`; return the last result: 0, or the code of a mismatch.
 
-        If other code has written to scalars, read them and repeat the attempt, at most twice.
+        If other code wrote scalars, read the scalars and call `attempt` again, at most two times.
         """
         mismatch = attempt(optimizer, pairs)
         # First read only scalars with new versions, then all of them.
@@ -278,11 +282,11 @@ class KerasReplay(ReplayedApply):
         return mismatch
 
     def _compare(self, optimizer: Any, pairs: Any) -> int:
-        """Return 0 if a step over the pairs would repeat the recorded one, else the mismatch."""
+        """Return 0 if the step would repeat the last step, else the code of a mismatch."""
         return self._found.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
-        """Call users' functions and store their results; a step with all checks reuses them."""
+        """Call users' functions and store their results, so that no step calls them twice."""
         with note_not_applied([]):
             if self._functions == [_RATE]:
                 self._user_scalars = {
@@ -294,7 +298,7 @@ class KerasReplay(ReplayedApply):
                 }
 
     def _take_as_known(self, optimizer: Any, pairs: Any) -> int:
-        """Take the step with the last read scalars; return 0, or the code of a mismatch."""
+        """Take the step with the stored scalars; return 0, or the code of a mismatch."""
         count_before = self._count.value
         step = self._start_iteration + count_before + 1
         guarded_step = step if self._is_standard else None
@@ -359,7 +363,7 @@ def _is_formula(function: Any) -> bool:
 
 
 class _Schedule:
-    """Snapshot of a schedule's fields; empty for other learning rates.
+    """Snapshot of the fields of a schedule; empty for a learning rate that is not a schedule.
 
     Args:
         rate: The learning rate as the optimizer stores it.

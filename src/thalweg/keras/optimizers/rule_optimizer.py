@@ -125,9 +125,8 @@ class RuleOptimizer(Optimizer):
         """Return {name: scalar} of all scalars that the rule's formulas read in this step.
 
         Args:
-            dtype: The NumPy type of the scalars.
             rate: Optional. A learning rate that replaces the hyperparameter.
-            in_common: Optional. {name: number} of results that all variables share.
+            in_common: Optional. {name: number} of values that are equal for all variables.
         """
         values = self._hyper_scalars(dtype)
         values |= {name: dtype(shared_scalar) for name, shared_scalar in (in_common or {}).items()}
@@ -189,7 +188,7 @@ class RuleOptimizer(Optimizer):
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Return {compute dtype: learning rate} for rates that `_prepare_local` has replaced.
+        """Return {compute dtype: learning rate} for rates that `_prepare_local` changed.
 
         `state` has the coefficients from `_prepare_local`, with the learning rate as "lr_t".
         """
@@ -235,7 +234,6 @@ class RuleOptimizer(Optimizer):
 
         Args:
             grad: A tensor, or `IndexedSlices`.
-            var: The variable.
             apply_state: The `apply_state` that a hook received, or None.
             rates: {compute dtype: learning rate}; None uses the step's learning rate.
         """

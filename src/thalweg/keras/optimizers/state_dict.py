@@ -137,12 +137,11 @@ class KerasStateDict(Hypers, state.StateDict):
     def _state_parts(
         self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing state; return ("", parts to restore).
+        """Create missing state; return ("", parts), where each part is a section to restore.
 
         A part is (state entries, {entry name: saved value}, True if all entries are required).
 
         Args:
-            state_dict: A validated state dict.
             variables: Variables whose slots are created now, or None.
             names: `names(variables)` returns the key of each variable in `state_dict`.
         """
@@ -203,7 +202,7 @@ class KerasStateDict(Hypers, state.StateDict):
         saved_slots: dict[str, dict[str, Any]],
         includes_all: bool = True,
     ) -> tuple[list[Entry], dict[str, Any], dict[str, Any]]:
-        """Match slots of variables with saved slots.
+        """Return state entries for slots of variables, with the saved values.
 
         Args:
             slot_keys: (prefix of entry names, key in `saved_slots`, variable) tuples.
@@ -236,10 +235,10 @@ class KerasStateDict(Hypers, state.StateDict):
         self._restore_pending(var_list)
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
-        """Move pending slots (loaded before their variables were known) to slots of `var_list`.
+        """Restore loaded slots that wait for variables in `var_list`.
 
         Raise CheckpointMismatchError if shapes or dtypes differ. In the first step after a load,
-        warn if no pending slot belongs to these variables.
+        warn if no waiting slot belongs to these variables.
         """
         if not self._pending:
             return

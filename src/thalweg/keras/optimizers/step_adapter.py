@@ -43,7 +43,6 @@ def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
     """Return (values, indices) with unique indices; rows of repeated indices are summed.
 
     Args:
-        values: The rows, one per index.
         indices: int32 or int64, of shape (rows,).
     """
     if is_symbolic(values) or is_symbolic(indices):
@@ -95,7 +94,6 @@ class KerasStepAdapter(StepAdapter):
     """Adapter that calls an optimizer's hooks for one call of `apply_gradients`.
 
     Args:
-        optimizer: A Keras optimizer.
         aggregates: True to call the gradient aggregator.
     """
 
@@ -157,13 +155,11 @@ class KerasStepAdapter(StepAdapter):
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
     def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
-        """Call the hook method named `hook`, check its pairs and return them.
+        """Call the hook method named `hook`; return the checked pairs that it returned.
 
-        Create slots of variables that the hook has added. Return `pairs`, without a call, if the
-        hook is neither overridden nor required.
-
-        Raises:
-            ValueError: The hook returned no gradient.
+        Create slots of variables that the hook has added. Return `pairs`, without a call, if no
+        subclass overrides the hook and `is_required` is False. Raise ValueError if the hook
+        returned no gradient.
         """
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):
@@ -237,9 +233,9 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Store all values that users' functions compute, before the step writes.
+        """Call users' functions, such as callable hyperparameters, and store their results.
 
-        Call `_prepare` if a hook that reads coefficients is overridden.
+        Call `_prepare` if a subclass overrides a hook that reads coefficients.
         """
         self._variables = variables
         # Only hooks read coefficients: without hooks, no schedule is called for them.
@@ -379,7 +375,9 @@ def has_hooks(optimizer: Any) -> bool:
 
 
 def with_gradients(pairs: Sequence[tuple[object, object]], names: Sequence[str]) -> list[Any]:
-    """Return the pairs whose gradient is not None; warn about other variables unless frozen.
+    """Return the pairs whose gradient is not None.
+
+    Warn about variables without a gradient that are not frozen.
 
     Raises:
         ValueError: No pair has a gradient.

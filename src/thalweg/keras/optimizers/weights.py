@@ -50,7 +50,7 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a new CPU tensor with an initial value of a shape and dtype.
 
-    If a callable `initializer` returns a graph tensor, return this tensor unchanged.
+    If a callable `initializer` returns a graph tensor, return the graph tensor unchanged.
 
     Args:
         initializer: "zeros", "ones", a value, or a callable: `initializer(shape, dtype=dtype)`
@@ -193,7 +193,10 @@ class Weights(TrackableSlots):
     def _add_slots(
         self, variables: Sequence[Tensor], name: str, initial: float, kind: Slot | None = None
     ) -> list[Variable]:
-        """Create slots for the variables that lack a slot `name`; return the new slots."""
+        """Create slots for the variables that lack a slot `name`; return the new slots.
+
+        All elements are `initial`. `kind`, if not None, defines the shape and dtype.
+        """
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
@@ -333,8 +336,8 @@ class Weights(TrackableSlots):
         """Assign a list of values to `weights`, in order, converted to each weight's dtype.
 
         Raises:
-            ValueError: The list has another length, an array has another shape, a weight cannot
-                hold a value, or iterations is negative. Nothing is set then.
+            ValueError: The list has another length, an array has another shape, a weight's dtype
+                cannot hold a value, or iterations is negative. Nothing is set then.
         """
         self._settle()
         weights = self._adapted_weights(list(weights))

@@ -17,9 +17,9 @@ __all__ = [
 
 __dir__ = __all__.copy
 
-OPTIMIZERS.tell_all("openseq2seq:", (novograd.NovoGrad, mp_wrapper.MixedPrecisionOptimizerWrapper))
-LOSS_SCALERS.tell_all("", (automatic_loss_scaler.AutomaticLossScaler,))
-RATES.tell_all(
+OPTIMIZERS.add_all("openseq2seq:", (novograd.NovoGrad, mp_wrapper.MixedPrecisionOptimizerWrapper))
+LOSS_SCALERS.add_all("", (automatic_loss_scaler.AutomaticLossScaler,))
+RATES.add_all(
     "lr_policies.",
     (
         lr_policies.fixed_lr, lr_policies.piecewise_constant, lr_policies.exp_decay,

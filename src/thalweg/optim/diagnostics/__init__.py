@@ -1,4 +1,4 @@
-"""Per-parameter numbers of some steps, the sinks that get them, and warnings about unusual values.
+"""Statistics of parameters in some steps, sinks that record them, and warnings of outliers.
 
 from thalweg import optim
 from thalweg.optim.diagnostics import Diagnostics, JsonLines

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
-    """Set `step_cache.diagnosing` to a new `Diagnosing`, unless it is set.
+    """Set `step_cache.diagnosing` to a new `Diagnosing`, unless one is set already.
 
     Args:
         option: The interval between measured steps, or a `Diagnostics` with the interval.
@@ -43,7 +43,6 @@ class Diagnosing(TableRecorder):
     """Object that measures every n-th step of an optimizer, for the option `diagnostics`.
 
     Args:
-        optimizer: The optimizer.
         option: The option `diagnostics` of the constructor.
     """
 
@@ -57,7 +56,7 @@ class Diagnosing(TableRecorder):
         super().__init__(optimizer, config)
 
     def restart_count(self) -> None:
-        """Restart the step count at that of a loaded state, if the host has it."""
+        """Restart the step count at the count of a loaded state, if the host has that count."""
         # A loaded state may bring other names of parameters.
         self._param_ids = []
         if step_count := _steps_in(self._optimizer):
@@ -71,7 +70,7 @@ class Diagnosing(TableRecorder):
         return self._start + cache.total + self._device_steps + 1
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or without one those of the next."""
+        """Return the parameters of the last table, or before the first table, of the next one."""
         return self._table_parameters or self._parameters()
 
     def _parameters(self) -> Parameters:

@@ -100,7 +100,10 @@ class AdafactorHF(ModernOptimizer):
         return ADAFACTOR_HF if group["relative_step"] else adafactor_hf(is_relative=False)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
-        """Return the numbers of an argument to check; none for `lr` and `beta1` of None."""
+        """Return the numbers to check in an argument; () for `decay_rate`.
+
+        Also return () if `lr` or `beta1` is None.
+        """
         if name == "eps":
             return _read_eps(value)
         is_optional = value is None and name in ("lr", "beta1")
@@ -144,8 +147,7 @@ class AdafactorHF(ModernOptimizer):
 def _read_eps(eps: Any) -> tuple[float, float]:
     """Return (number added to squares, least root mean square of a parameter).
 
-    Raises:
-        InvalidTypeError: `eps` is not a pair of numbers.
+    Raise InvalidTypeError if `eps` is not a pair of numbers.
     """
     try:
         of_squares, of_variable = eps

@@ -122,7 +122,7 @@ class Adan(ModernOptimizer):
 
 
 class LAMB(ModernOptimizer):
-    """Adam with steps as long as their parameters, times the rate.
+    """Adam whose steps have the norm of their parameter, times the learning rate.
 
     Parameters without decay take Adam's step, unless `always_adapt` is True. Other implementations
     first clip the norm of gradients to 1; here `clip_grad_norm=1.0` does.

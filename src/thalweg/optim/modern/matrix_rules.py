@@ -44,7 +44,7 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """Base class of rules for matrices; (d0, d1, d2, ...) is a matrix (d0, d1 * d2 * ...).
+    """Base class of rules for matrices; a parameter (d0, d1, ...) is a matrix (d0, d1 * ...).
 
     `layout` or `heads` of a group describes several matrices in a parameter. Parameters of three
     dimensions need either option.
@@ -95,8 +95,7 @@ class OfMatrices:
     def _choose_rule(cls, group: Group) -> Rule:
         """Return the rule for the options of a group.
 
-        Raises:
-            ValueError: An option is invalid.
+        Raise ValueError if an option is invalid.
         """
         names = [name for name in cls._choices if name in cls.constructor_signature.parameters]
         rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}

@@ -51,7 +51,7 @@ class Means:
         }
 
         def mean_of(param: Tensor, entries: Any) -> Tensor | None:
-            """Return the mean x of a parameter, from its state; None if it has none."""
+            """Return the mean x of a parameter, or None if its state `entries` has none."""
             if "z" not in entries:
                 return entries.get(EMA)
             fraction = fractions.get(id(param), 0.0)

@@ -42,7 +42,7 @@ class Codes:
         return self.table[self.indices.int()] * scales
 
     def records(self, codec: str) -> Tensor | None:
-        """Return an encoded slot of this package's `codec` with these codes and scales.
+        """Return the numbers as an encoded slot of this package's `codec`.
 
         Return None if the codec has another table or block size.
         """

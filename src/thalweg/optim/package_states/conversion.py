@@ -58,12 +58,11 @@ class Conversion:
 
 
 def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list[Package] | None:
-    """Return the package that wrote each group; None if a group is of no known package.
+    """Return the package that wrote each group; return None if any group is of no known package.
 
     Args:
-        saved_state: A state dict in a valid form.
-        kinds: Optional. The class name of each group's optimizer here. If several packages match,
-            the first that this class can continue is returned.
+        kinds: Optional. The class name of each group's optimizer here. If several packages match a
+            group, a package whose states this class can load has priority.
     """
     packages: list[Package | None] = []
     for group_index, group in enumerate(saved_state["param_groups"]):
@@ -96,13 +95,12 @@ def convert_state(
     """Return another package's state in the form of the optimizer; None if no package matches.
 
     Args:
-        optimizer: The optimizer; not changed.
         saved_state: The state dict, in a valid form.
         allow_loss: True to leave out parts without a counterpart here. False raises for them.
 
     Raises:
-        CheckpointMismatchError: The state belongs to an optimizer class other than that of the
-            group here, a part does not fit, or a part would be lost.
+        CheckpointMismatchError: The state belongs to another optimizer class, a part does not fit,
+            or a part would be lost.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     kinds = [_find_class_name(optimizer, group) for group in groups]
@@ -235,8 +233,8 @@ def _match_members(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of each parameter of a group.
 
-    Match by name if both groups have equal names, else by order. States of Muon's distributed
-    classes, which sort parameters by shape, are matched in this order.
+    Match by name if both groups have equal names, else by order. Muon's distributed classes sort
+    parameters by shape; their states are matched in this order.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)

@@ -19,7 +19,6 @@ class Report:
 
     Attributes:
         source: The class of the other package.
-        target: The class here.
         exact: Names of parts that keep their value.
         rounded: Names of parts that are rounded, with the reason.
         lost: Names of parts without a counterpart, with the reason.

@@ -22,7 +22,7 @@ Read = str | Callable[[Member], Any]
 
 @dataclass(frozen=True)
 class Package:
-    """An optimizer class of another package, and how its states are converted.
+    """Optimizer class of another package, with the conversion of its states.
 
     Attributes:
         name: The class, for messages.
@@ -58,7 +58,7 @@ class Package:
     arguments: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     def matches(self, entries: set[str], group: Mapping[str, Any]) -> bool:
-        """Return True if a group, whose parameters have these entries, is of this class."""
+        """Return True if a group, with the keys `entries` in its states, is of this class."""
         return (
             self.entries <= entries
             and self.options <= group.keys()
@@ -96,7 +96,7 @@ def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
     """Return a function `read(member)` that reads slot `slot_index` of bitsandbytes."""
 
     def read(member: Member) -> Tensor | Codes:
-        """Return the slot as codes or as a tensor of numbers."""
+        """Return the slot as `Codes` if quantized, else as a tensor; report a lost `max_unorm`."""
         name = f"state{slot_index}"
         entries = wrapped if isinstance(wrapped := member.entries.get(_WRAPPED), Mapping) else {}
         values: Mapping[str, Any] = {**member.entries, **entries}
@@ -115,7 +115,7 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
     """Return a function `read(member)` that reads a slot of torchao, quantized or not."""
 
     def read(member: Member) -> Tensor | Codes:
-        """Return the slot as codes or as a tensor of numbers."""
+        """Return the slot as `Codes` if quantized, else as a tensor."""
         value: Any = member.read(name)
         if not hasattr(value, "codes"):
             return member.tensor(name)
@@ -132,7 +132,7 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
 
 
 def _unflatten(name: str) -> Callable[[Member], Tensor]:
-    """Return a function that reads a slot of Prodigy in the parameter's shape.
+    """Return a function `read(member)` that reads a slot of Prodigy in the parameter's shape.
 
     Prodigy stores the slot flat, or as one number for all elements.
     """
@@ -222,9 +222,10 @@ def _keys(*names: str) -> frozenset[str]:
 def _bitsandbytes(
     name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
 ) -> list[Package]:
-    """Return two packages for a class of bitsandbytes, whose states have one of two forms.
+    """Return two packages for a class of bitsandbytes, one for each form of its states.
 
-    Slots are entries of the parameter's state, or of a nested dict under the key `_WRAPPED`.
+    Slots are entries of a parameter's state in one form. In the other form, slots are in a nested
+    dict under the key `_WRAPPED`.
     """
     options = _keys("lr", "betas", "eps", "weight_decay", *rest.pop("more", ()))
     return [

@@ -48,7 +48,7 @@ def factor(
     *, row, column, exp_avg_sq_row, exp_avg_sq_col, row_count, column_count, square_share,
     square_weight, eps1,
 ):  # fmt: skip
-    """Return new mean squares of rows and columns, and vectors with the inverse root as product."""
+    """Return new mean squares of rows and columns, and two vectors that factor the inverse root."""
     row = (row / column_count + eps1) * square_weight
     column = (column / row_count + eps1) * square_weight
     exp_avg_sq_row = exp_avg_sq_row * square_share + row
@@ -65,7 +65,7 @@ def factored_squares(var, grad, *, row, column):
 
 
 def scale(*, variable, length, count, rate, eps2, clip_threshold, scale_parameter, weight_decay):
-    """Return a dict: `step_scale` multiplies the step, `decay` the variable; `RMS` is stored."""
+    """Return {"step_scale": step's factor, "decay": share that decays, "RMS": variable's RMS}."""
     count = maximum(count, 1.0)
     rms, step_rms = sqrt(variable / count), sqrt(length / count)
     # A root that is NaN is passed over, as Python's `max` does.
@@ -112,7 +112,7 @@ def update_vector_mean(
     var, grad, exp_avg_sq, exp_avg, *, step_scale, decay, square_share, square_weight, eps1, beta1,
     mean_weight,
 ):  # fmt: skip
-    """Return the vector after a step along a mean of steps, its mean squares, and the mean."""
+    """Return the new var, exp_avg_sq and exp_avg of a vector; exp_avg is a mean of steps."""
     step, square = whitened(grad, exp_avg_sq, square_share, square_weight, eps1)
     exp_avg = exp_avg * beta1 + mean_weight * (step_scale * step)
     return moved(var - decay * var, -exp_avg), square, exp_avg
@@ -130,7 +130,7 @@ _UPDATES = {
 
 
 def _hypers(beta1, is_relative, eps1, eps2):
-    """Return the hyperparameters. `mean_weight` is 1 - beta1, computed before beta1 is rounded."""
+    """Return the hyperparameters; `mean_weight`, 1 - beta1, is computed before beta1 is rounded."""
     if is_relative:
         rate = Hyper("warmup_init", 0.0, "whether the rate begins at 1e-6 and grows linearly")
     else:
@@ -160,7 +160,7 @@ def adafactor_hf(
         beta1: Optional. The decay of the running mean of steps. None keeps no mean.
         is_relative: True derives the rate from the step's number; False uses `learning_rate`.
         eps1: Added to squares of gradients.
-        eps2: Lower bound of the variable's RMS, which multiplies the rate with `scale_parameter`.
+        eps2: Lower bound of a variable's RMS. With `scale_parameter`, the RMS multiplies the rate.
         dtype: The dtype of slots (state tensors). None means the variable's dtype.
     """
     has_mean = beta1 is not None

@@ -20,7 +20,7 @@ def signs(var, grad, momentum_buffer, v_buffer, *, mean_weight):
 
 
 def signs_ahead(var, grad, momentum_buffer, v_buffer, *, momentum, mean_weight):
-    """Return the signs of the mean after one more gradient equal to this one (Nesterov)."""
+    """Return the signs of Nesterov's interpolation of the gradient and the mean of gradients."""
     return sign(lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum))
 
 

@@ -5,7 +5,7 @@ from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_s
 
 
 def as_it_is(value, counterpart, learning_rate, weight_decay):
-    """Return a gradient, or a variable, without decay."""
+    """Return `value`, a gradient or variable, without decay."""
     return value
 
 
@@ -13,8 +13,8 @@ def adamw(module, name, decay, *, grad_of=as_it_is, var_of=as_it_is, source, dif
     """Return AdamW's rule with the weight decay that `grad_of` or `var_of` applies.
 
     Args:
-        module: Name of the caller's module. For pickle, it must store the rule's `update` under
-            this name.
+        module: Name of the caller's module. For pickle, the module must have the rule's `update`
+            as its attribute `update`.
         name: The rule's name.
         decay: Description of the hyperparameter `weight_decay`.
         grad_of: `grad_of(grad, var, learning_rate, weight_decay)` returns the gradient to use.

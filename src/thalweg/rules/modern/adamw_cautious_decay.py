@@ -5,7 +5,7 @@ from thalweg.rules.modern.adamw import adamw
 
 
 def shrunk(var, step, learning_rate, weight_decay):
-    """Return the variable, decayed where the subtracted step has its sign and so shrinks it."""
+    """Return the variable, decayed where variable and subtracted step have equal signs."""
     return where(step * var > 0, var * (1 - learning_rate * weight_decay), var)
 
 

@@ -32,7 +32,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, exp_avg_slow, *, learning_rate, beta2, gain, epsilon,
     weight_decay, mean_weight, square_weight, slow_weight, mean_correction, root_correction,
 ):  # fmt: skip
-    """Return var, exp_avg, exp_avg_sq and exp_avg_slow. The slow mean's bias is not corrected."""
+    """Return the new var, exp_avg, exp_avg_sq and exp_avg_slow. exp_avg_slow stays biased."""
     var = var * (1 - learning_rate * weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)

@@ -14,7 +14,7 @@ from thalweg.rules.modern.common import (
 
 @like_update
 def kept(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
-    """Return 1 for elements that move with their gradients, else 0."""
+    """Return 1 where the mean and the gradient have equal signs, else 0."""
     return where(lerp(exp_avg, grad, mean_weight) * grad > 0, 1.0, 0.0)
 
 

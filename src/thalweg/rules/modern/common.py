@@ -38,7 +38,7 @@ def mean_square(square, grad, beta2, weight):
 
 
 def root_of(square, root_correction, epsilon):
-    """Return the root of a mean square, after bias correction."""
+    """Return the root of a mean square after bias correction, plus epsilon."""
     return sqrt(square) / root_correction + epsilon
 
 

@@ -19,7 +19,7 @@ def side(rows, columns, *, largest, of_columns):
 
 
 def turn(matrices, rows, columns):
-    """Return matrices in the basis of eigenvectors; an empty basis leaves its side unchanged."""
+    """Return matrices rotated into the eigenbases; an empty basis leaves a side unchanged."""
     rotated = rows.mT @ matrices if rows.numel() else matrices
     return rotated @ columns if columns.numel() else rotated
 
@@ -33,7 +33,7 @@ def turn_back(matrices, rows, columns):
 def first_basis(factor):
     """Return the eigenvectors (batch, n, n) of `factor`, by decreasing eigenvalue.
 
-    An empty factor is returned itself. A factor with NaN or infinity counts as the identity.
+    Return an empty factor itself. A factor with NaN or infinity is replaced by the identity.
     """
     if not factor.numel():
         return factor
@@ -46,7 +46,7 @@ def first_basis(factor):
 
 
 def next_basis(factor, basis):
-    """Return the basis after one more power of the factor, and the order of its vectors before."""
+    """Return (basis after a power iteration, sorting order of the old vectors; None if empty)."""
     if not factor.numel():
         return basis, None
     powered = factor @ basis
@@ -74,7 +74,7 @@ def whiten(factor, basis, epsilon):
 
 
 def add_product(factor, grad, whitening, weight):
-    """Return a factor moved by `weight` to grad @ whitening @ grad.T; None means no whitening."""
+    """Return `factor` interpolated to grad @ whitening @ grad.T; None means no whitening."""
     if not factor.numel():
         return factor
     square = grad @ grad.mT if whitening is None else grad @ whitening @ grad.mT

@@ -32,7 +32,7 @@ def step_squares(
     var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, weight_decay, mean_weight, square_weight,
     mean_correction, root_correction,
 ):  # fmt: skip
-    """Return the squared step of an element in float64, without learning rate and trust ratio."""
+    """Return the squared step of an element, before learning rate and trust ratio, in float64."""
     mean = lerp(exp_avg, grad, mean_weight)
     square = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = measured_step(mean, square, mean_correction, root_correction, epsilon)
@@ -41,7 +41,7 @@ def step_squares(
 
 
 def per_variable(*, variable, step, learning_rate, weight_decay, always_adapt, trust_clip):
-    """Return the scalars of a variable in a step; one without decay takes the step as it is."""
+    """Return a variable's rate; the trust ratio is 1 without decay, unless `always_adapt`."""
     adapts = (variable > 0) & (step > 0) & ((weight_decay != 0) | (always_adapt != 0))
     ratio = where(adapts, sqrt(variable) / sqrt(where(step > 0, step, 1.0)), 1.0)
     ratio = where(trust_clip != 0, minimum(ratio, 1.0), ratio)

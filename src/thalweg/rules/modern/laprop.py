@@ -10,10 +10,10 @@ from thalweg.rules.torch.common import as_read, multiplied, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):
-    """Return {name: scalar of step t}, computed in float64, with the new `rate_mean`.
+    """Return {name: scalar of step t}, computed in float64, with the new `rate_mean` if not None.
 
-    exp_avg contains learning rates. `rate_mean`, the running mean of learning rates, corrects the
-    bias of exp_avg under a schedule. None assumes a constant learning rate.
+    `rate_mean`, the running mean of learning rates, corrects the bias of exp_avg, which contains
+    learning rates. None assumes a constant learning rate.
     """
     scalars = weights(beta1=beta1, beta2=beta2)
     scalars["square_correction"] = 1 - as_read(beta2) ** as_read(t)
@@ -29,7 +29,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
     mean_weight, square_weight, square_correction, step_size,
 ):  # fmt: skip
-    """Return the new var, exp_avg and exp_avg_sq. Weight decay applies to the moved variable."""
+    """Return the new var, exp_avg and exp_avg_sq. The variable decays after its step."""
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     normed = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)
     exp_avg = exp_avg * beta1 + learning_rate * mean_weight * normed

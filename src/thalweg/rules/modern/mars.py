@@ -6,7 +6,7 @@ from thalweg.rules.modern.mars_scalars import HYPERS, prepare
 
 
 def corrected(grad, last_grad, gain, steps_before):
-    """Return a gradient, and how it has changed since the one before."""
+    """Return the gradient plus `gain` times the gradient's change since the last step."""
     return where((gain != 0) & (steps_before != 0), (grad - last_grad) * gain + grad, grad)
 
 
@@ -17,7 +17,7 @@ def squares(var, grad, last_grad, *, gain, steps_before):
 
 
 def per_variable(*, squares, corrects, rate):
-    """Return the clip divisor of a variable: its corrected gradient's norm, at least 1."""
+    """Return {"clip": divisor}: the norm of a variable's corrected gradient, at least 1."""
     return {"clip": narrow(maximum(where(corrects != 0, sqrt(squares), 1.0), 1.0), like=rate)}
 
 

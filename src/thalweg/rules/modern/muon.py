@@ -30,7 +30,7 @@ def mean(var, grad, momentum_buffer, *, mean_weight):
 
 
 def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
-    """Return the mean after one more gradient equal to this one (Nesterov)."""
+    """Return Nesterov's interpolation of the gradient and the mean of gradients."""
     return lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
 
 
@@ -53,9 +53,9 @@ def muon(
     """Return Muon's rule for these options.
 
     Args:
-        nesterov: True looks one gradient ahead.
+        nesterov: True for Nesterov momentum, False for ordinary momentum.
         coefficients, steps, epsilon, dtype: As for `newton_schulz.triples` and `orthogonal`.
-        adjust: How a step's length depends on the shape of its matrix; see `scale_of`.
+        adjust: How a step's length depends on the matrix shape; see `scale_of`.
         layout: The matrices of a variable. None means a single matrix.
 
     Raises:

@@ -33,14 +33,14 @@ def gather(var, grad, momentum_buffer, *, mean_weight):
 
 
 def gather_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
-    """Return the variable, and the mean after one more gradient equal to this one (Nesterov)."""
+    """Return the variable, and Nesterov's interpolation of gradient and mean of gradients."""
     return var, lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
 
 
 def move(*, variable, step, radius, learning_rate, coefficients, epsilon, dtype):
     """Return {"variable": matrices after a step along the sphere, "radius": norm of each matrix}.
 
-    A negative radius is replaced by the norm of the matrix.
+    In place of a negative radius, the norm of the matrix is used.
     """
     # No scale: a step is as long as its matrix.
     step = orthogonalize(

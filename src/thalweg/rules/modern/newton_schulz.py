@@ -61,7 +61,7 @@ def _is_triple(value: object) -> bool:
 
 @lru_cache(None, typed=True)
 def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
-    """Return one coefficient triple per step. The last triple is repeated up to `steps` triples.
+    """Return `steps` coefficient triples; the last triple of `coefficients` is repeated.
 
     Raises:
         ValueError: The name is unknown, there are no triples, or `steps` is not in [1, 99].
@@ -115,10 +115,9 @@ def orthogonal(
     Args:
         matrices: Shape (batch, rows, columns).
         coefficients: The coefficients of each step's polynomial.
-        epsilon: Lower bound of the norm by which a matrix is first divided.
+        epsilon: A matrix is first divided by its norm. `epsilon` is the least divisor.
         dtype: The dtype of matrix products. "float32" means the dtype of `matrices`. None means
-            "float32" on the CPU, where 16-bit products are rarely fast, and "bfloat16" on other
-            devices, as in the published code.
+            "float32" on the CPU and "bfloat16" on other devices, as in the published code.
         multiplier: Factor of the result.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
@@ -139,7 +138,7 @@ def orthogonal(
 def _matrices_per_piece(matrices: Tensor, kind: torch.dtype) -> int:
     """Return how many matrices to iterate at once: on the CPU as many as fit in the L2 cache.
 
-    Other devices iterate all. The thread count has no influence, because bits would depend on it.
+    Other devices iterate all matrices at once.
     """
     count, rows, columns = matrices.shape
     if matrices.device.type != "cpu":

@@ -31,9 +31,10 @@ def one_for_each_row(rows, columns):
 def normalize(
     *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length, dtype
 ):  # fmt: skip
-    """Return {"step": step, "second_momentum_buffer": running mean square of each row}.
+    """Return {"step": new step, "second_momentum_buffer": running mean square of each row}.
 
-    The step is orthogonalized, divided by the running RMS of rows, and scaled as `length` says.
+    The step is orthogonalized, and rows are divided by their running RMS. `length` selects the norm
+    of the new step: "match_rms" or the norm before the division.
     """
     orthogonalized = orthogonal(step, coefficients, epsilon, dtype)
     squares = orthogonalized.square().mean(dim=2, keepdim=True)
@@ -52,7 +53,7 @@ def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
     length="preserve_norm", layout=None, dtype=None,
 ):  # fmt: skip
-    """Return NorMuon's rule for these options: a `length` in `LENGTHS`, and options of `muon`.
+    """Return NorMuon's rule. `length` is in `LENGTHS`; other options are described in `muon`.
 
     Raises:
         ValueError: `coefficients`, `steps`, `adjust`, `length` or `dtype` is not accepted.

@@ -17,7 +17,7 @@ def _decayed(var, grad, weight_decay, decouple):
 
 
 def numerator(var, grad, p0, *, weight, weight_decay, decouple):
-    """Return the weighted distance of variables from their start, along their gradients."""
+    """Return a term of a sum: weight * gradient * (initial variable - variable)."""
     return weight * (_decayed(var, grad, weight_decay, decouple) * (_started(var, p0) - var))
 
 

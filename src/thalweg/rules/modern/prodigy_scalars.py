@@ -42,10 +42,10 @@ def per_optimizer(
     *, numerator, denominator, d, d_max, d_numerator, k, learning_rate, d0, d_coef, growth_rate,
     beta3,
 ):  # fmt: skip
-    """Return a dict of d, d_max, d_numerator and k after the step, and `d_after` and `moves`.
+    """Return {"d", "d_max", "d_numerator", "k": new values; "d_after": new d; "moves": 1 or 0}.
 
-    If the denominator is 0 (no gradient, or all rates are 0), `moves` is 0, and the first four
-    numbers do not change. A d or d_max of 0 becomes d0.
+    Without gradients, or if all rates are 0, the denominator is 0. Then `moves` is 0 and the four
+    numbers do not change, but a d or d_max of 0 becomes d0.
     """
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0

@@ -1,6 +1,6 @@
 """Common parts of schedule-free rules: a mean of iterates in place of a schedule of rates.
 
-The variable y lies between z, which takes plain steps, and x, the mean of z, which is the result.
+z takes plain steps. x is a running mean of z, and the result. The variable is y, between z and x.
 """
 
 # Pyright takes `torch` for the package beside this one.
@@ -29,8 +29,8 @@ def larger(number, bound):
 def shares(learning_rate, beta, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
     """Return {name: scalar of step t}, in float64, such as the rates of y and z.
 
-    `share` is the weight of z in the mean. The dict has the new `weight_sum` and `lr_max`, unless
-    `weight_sum` is None. Then all steps weigh equally.
+    "share" is the weight of z in the mean. The dict has the new `weight_sum` and `lr_max`. With a
+    `weight_sum` of None, it has neither, and all steps weigh equally.
     """
     t, warmup = as_read(t), as_read(warmup_steps)
     risen = t / larger(warmup, 1.0)

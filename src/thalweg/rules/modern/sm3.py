@@ -37,18 +37,18 @@ def prepare(*, beta, momentum):
 
 
 def summed(total, grad, kept, square_weight):
-    """Return a sum of squares, and one more."""
+    """Return a sum of squares with the gradient's square added."""
     return total * kept + square_weight * grad * grad
 
 
 @like_update
 def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
-    """Return the lower bound of the sums of an element's row and column."""
+    """Return the smaller of the sums of row and column, with the gradient's square added."""
     return summed(minimum(accumulator_0, accumulator_1), grad, kept, square_weight)
 
 
 def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
-    """Return the sums of rows and columns."""
+    """Return the new sums of rows and columns."""
     return maximum(rows, accumulator_0 * floor), maximum(columns, accumulator_1 * floor)
 
 
@@ -86,7 +86,7 @@ def update_vector_mean(
     var, grad, accumulator_0, momentum_buffer, *, kept, square_weight, floor, mean_weight,
     learning_rate, epsilon,
 ):  # fmt: skip
-    """Return the variable of a vector after a step along a mean of steps, its sums and the mean."""
+    """Return the new var, accumulator_0 and momentum_buffer of a vector."""
     total = summed(accumulator_0, grad, kept, square_weight)
     momentum_buffer = lerp(momentum_buffer, divided(grad, total, epsilon), mean_weight)
     moves = moved(var, -(learning_rate * momentum_buffer))
@@ -103,7 +103,7 @@ _PASSES = (
 
 @lru_cache(None)
 def sm3(has_mean=False, is_vector=False):
-    """Return SM3's rule. `has_mean` adds momentum; `is_vector` means fewer than two dimensions."""
+    """Return SM3's rule. `has_mean` adds momentum; `is_vector` is for 0 or 1 dimensions."""
     updates = {
         (False, False): update, (True, False): update_mean,
         (False, True): update_vector, (True, True): update_vector_mean,

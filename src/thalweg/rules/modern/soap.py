@@ -1,6 +1,6 @@
-"""SOAP: Adam in the eigenbasis of Shampoo's factors (Vyas et al. 2024), and of KL-Shampoo's.
+"""SOAP: Adam in the eigenbasis of the factors of Shampoo (Vyas et al. 2024) or KL-Shampoo.
 
-The first gradient makes factors and bases, and moves nothing, as in the authors' code.
+The first step only computes factors and bases, and moves no variable, as in the authors' code.
 """
 
 from functools import lru_cache, partial
@@ -23,7 +23,7 @@ SHARE = Hyper("shampoo_beta", 0.95, "share of the factors that is kept")
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
-    """Return {name: scalar of step t}. Step 1 only makes bases, so that means begin in step 2."""
+    """Return {name: scalar of step t}. In step 1, means and variables do not change."""
     count, rate = as_read(t) - 1, as_read(learning_rate)
     if count == 0:
         return {"mean_weight": 0.0, "square_weight": 0.0, "square_share": 1.0, "step_size": 0.0,
@@ -40,7 +40,7 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
 
 
 def gather(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
-    """Return the gradient and the mean, to rotate into the basis, and the mean squares in it."""
+    """Return the gradient, the new mean of gradients, and the unchanged mean squares."""
     return grad, lerp(exp_avg, grad, mean_weight), exp_avg_sq
 
 
@@ -69,7 +69,7 @@ def into_basis(
     *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, factor_weight,
     epsilon, t, frequency, whitens,
 ):  # fmt: skip
-    """Return a dict: gradient (`turned`), mean and square in the bases; new factors and bases."""
+    """Return a dict: gradient `turned`, `mean` and `square` in the bases; new factors and bases."""
     grad, weight, whitenings = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
         row_basis, rows = next_basis(row_factor, row_basis)
@@ -94,7 +94,7 @@ def soap(frequency=10, largest=10000, whitens=False, layout=None):
 
     Args:
         frequency: The number of steps after which the eigenbases change, a positive integer.
-        largest: The longest side of a matrix that has a factor and a basis, a positive integer.
+        largest: A positive integer. Longer sides of a matrix have no factor and no basis.
         whitens: True uses the factors of KL-Shampoo.
         layout: The matrices of a variable, each with separate bases. None means a single matrix,
             and raises an error for variables of three dimensions.

@@ -17,7 +17,7 @@ def prepare(*, beta1, beta2, t):
 
 
 def outgrown(var, grad, exp_avg, exp_avg_sq, *, square_share, square_weight, epsilon):
-    """Return squared gradients divided by their means."""
+    """Return squared gradients divided by the running means of squares."""
     square = mean_square(exp_avg_sq, grad, square_share, square_weight)
     return grad * grad / maximum(square, epsilon * epsilon)
 

@@ -1,10 +1,10 @@
-"""The rules of `torch.optim`, as its form with a loop over tensors computes them, one file each.
+"""The rules of `torch.optim`, one file each, computed as with foreach=False and fused=False.
 
-Lion, which torch lacks, is in the form of the others.
+Lion, which torch lacks, has an equal form.
 
-Scalars are made by `prepare` in Python's numbers, and rounded when a kernel gets them, as torch
-does. Torch rounds some sums and products together, and its square root is not always the nearest
-number: results differ from its own by a few units in the last place.
+`prepare` computes scalars as Python numbers, which are rounded for kernels, as torch does. Torch
+rounds some sums and products together, and some of torch's square roots are not correctly rounded.
+Therefore results differ from torch's results by a few units in the last place.
 """
 
 from __future__ import annotations

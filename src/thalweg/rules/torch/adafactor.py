@@ -54,12 +54,12 @@ def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
 
 
 def divided(grad, square, direction, least):
-    """Return the gradient divided by the root of its mean square, from which the step is made."""
+    """Return the gradient divided by the root of a mean square of at least `least`."""
     return grad * direction / sqrt(maximum(square, least))
 
 
 def rate_of(variable, step, count, share, d, eps2):
-    """Return the factor of a variable's steps, from sums of squares of variable and step."""
+    """Return the factor of a variable's steps, from sums of squared elements and steps."""
     count = maximum(count, 1.0)
     length, mean = sqrt(variable / count), sqrt(step / count) / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
@@ -78,7 +78,7 @@ def factor(*, row, column, row_var, col_var, row_count, column_count, weight, ep
 
 
 def scaled(grad, row, column, direction, most):
-    """Return the tensor that a step is made of, without a root or a division per element."""
+    """Return the gradient times a factor of its row and column, which is at most `most`."""
     return grad * direction * minimum(row * column, most)
 
 
@@ -119,7 +119,7 @@ def update_vector(var, grad, variance, *, step, weight, shrink, direction, least
 
 
 def square_of_one(row_var, col_var, grad, weight, most):
-    """Return the mean square of a matrix of one element, and those of its row and column."""
+    """Return (mean square, row_var, col_var), all new, of a matrix of one element."""
     row_var = lerp(row_var, grad * grad, weight)
     col_var = lerp(col_var, grad * grad, weight)
     return minimum(row_var * most, 1.0) * col_var, row_var, col_var
@@ -168,7 +168,7 @@ _ELEMENTWISE = {
 
 
 def kind_of(shape):
-    """Return the suffix of the rule for a parameter of this shape; that of matrices is ""."""
+    """Return the `kind` of `adafactor` for a parameter of this shape; "" for matrices."""
     if len(shape) < 2:
         return "Vector"
     return "One" if tuple(shape[-2:]) == (1, 1) else ""
@@ -176,7 +176,7 @@ def kind_of(shape):
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """Return the rule for matrices; `kind` "Vector" is for vectors, "One" for 1 x 1 matrices."""
+    """Return Adafactor's rule for matrices, vectors (`kind` "Vector") or 1 x 1 matrices ("One")."""
     fields: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

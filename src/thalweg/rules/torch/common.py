@@ -34,31 +34,31 @@ def decay(learning_rate, weight_decay, decoupled):
 
 
 def as_read(number):
-    """Return a number of the state, or a bool, in the numbers that `prepare` computes in."""
+    """Return a scalar of the state, or a bool, as a float or float64 tensor, for `prepare`."""
     return number.double() if hasattr(number, "double") else float(number)
 
 
 def multiplied(number, factor):
-    """Return a number of the state times a factor, in the type in which it is kept."""
+    """Return `number`, a scalar of the state, times `factor`, in the dtype of `number`."""
     if hasattr(factor, "item"):  # a tensor
         factor = factor.to(number.dtype) if hasattr(number, "to") else factor.item()
     return number * (number.narrow(factor) if hasattr(number, "trace_choice") else factor)
 
 
 def at_least_one(number):
-    """Return the larger one of a number and 1."""
+    """Return max(number, 1)."""
     return number.clamp(min=1) if hasattr(number, "clamp") else max(1, number)
 
 
 def lesser(number, bound):
-    """Return the lesser of two numbers, as `min` of Python has it."""
+    """Return min(number, bound)."""
     if hasattr(number, "clamp"):
         return number.clamp(max=bound)
     return bound.clamp(max=number) if hasattr(bound, "clamp") else min(number, bound)
 
 
 def value_if(condition, value, default):
-    """Return the result of `value` where the condition holds, else another number."""
+    """Return `value()` where the condition holds, else `default`."""
     if hasattr(condition, "trace_choice"):  # a symbol
         return condition.trace_choice(value, default)
     if hasattr(condition, "where"):  # a tensor

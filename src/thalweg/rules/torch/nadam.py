@@ -32,7 +32,7 @@ def prepare(
     t,
     mu_product,
 ):
-    """Return {name: scalar of step t}; the new `mu_product` keeps the dtype of the old product."""
+    """Return {name: scalar of step t}, with a new `mu_product` of unchanged dtype."""
     shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
     mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))

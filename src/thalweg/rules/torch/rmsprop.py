@@ -48,7 +48,7 @@ def update_momentum(
 ):
     """Return the new var, square_avg and momentum_buffer of one element.
 
-    `step_size` is -learning_rate: its product with the buffer is added to var.
+    `step_size` is -learning_rate: step_size * momentum_buffer is added to var.
     """
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad

@@ -23,7 +23,7 @@ def update(
     step_size_min,
     step_size_max,
 ):
-    """Return the new var, prev and step_size. A change of sign keeps var and sets prev to 0."""
+    """Return the new var, prev and step_size. Where the sign changes, var stays, and prev is 0."""
     grad = grad * direction
     agreement = grad * prev
     factor = where(agreement < 0, eta_minus, where(agreement > 0, eta_plus, 1))

@@ -17,7 +17,7 @@ def prepare(*, learning_rate, maximize):
 
 
 def prepare_momentum(*, learning_rate, dampening, maximize, is_first):
-    """Return the scalars of a parameter group, apart for those that have no velocity yet."""
+    """Return the scalars of a parameter group; `is_first` is True for a first velocity."""
     return {
         **prepare(learning_rate=learning_rate, maximize=maximize),
         "gradient_share": 1 - dampening,

@@ -1,4 +1,4 @@
-"""Common parts of wrappers of rules."""
+"""Common parts of wrappers, which put a formula around the step of a rule."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ _STEP_FREE = (variable_squares, ones)
 
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
-    """Decorate `wrap`: cache results, and raise InvalidTypeError if `rule` is not a Rule."""
+    """Return a cached `wrap`, which raises InvalidTypeError if `rule` is not a Rule."""
     cached_wrap = lru_cache(None, typed=True)(wrap)  # typed, as True == 1
 
     @wraps(wrap)
@@ -68,7 +68,7 @@ def wrapped(
         measures: {name: formula}. `formula(var, grad, base, step)` returns a term of a sum.
         per_variable: Computes {name: scalar} for `formula` from the sums of `measures`.
         slots: Scalar slots that `per_variable` reads and returns.
-        decays: True to require a `base` that is not the variable itself, as with decoupled decay.
+        decays: True to require a `base` other than the variable, as with decoupled decay.
 
     Raises:
         RuleError: The rule has this wrapper already.
@@ -121,7 +121,7 @@ def check_rate(rule: Rule, name: str) -> None:
     """Raise an error if a rule's steps cannot be scaled by its learning rate.
 
     Raises:
-        RuleError: The rule lacks `learning_rate`, or has `per_optimizer`, which finds the rate.
+        RuleError: The rule has no `learning_rate`, or has `per_optimizer`, which computes a rate.
     """
     if rule.per_optimizer is not None:
         raise RuleError(

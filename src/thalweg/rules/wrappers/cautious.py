@@ -39,8 +39,8 @@ def gain_of_kept(*, cautious_kept, cautious_count):
 def cautious(rule: Rule) -> Rule:
     """Return a copy of the rule that skips elements whose step has the gradient's sign.
 
-    If the rule maximizes, it skips elements whose step has the opposite sign. Other steps are
-    divided by the fraction of elements that move, or by 0.001 if that is larger.
+    If the rule maximizes, elements whose step has the opposite sign are skipped. All other steps
+    are divided by max(fraction of elements that move, 0.001).
 
     Raises:
         RuleError: The rule has this wrapper already.
@@ -69,8 +69,8 @@ def decayed_where_smaller(var, grad, base, step):
 def cautious_decay(rule: Rule) -> Rule:
     """Return a copy of the rule that decays only elements whose step points toward 0.
 
-    The decay is the difference between the variable and `base` in `moved(base, step)`. A rule
-    without this difference raises an error when its formula is read.
+    The decay is the difference between the variable and `base` in `moved(base, step)`. A rule whose
+    `base` is the variable raises an error when its formula is read.
     """
     return wrapped(
         rule,

@@ -45,8 +45,8 @@ def brake(*, brake_base, brake_end, radial_brake_kept):
 def radial_brake(rule: Rule, kept: float = DEFAULT_KEPT) -> Rule:
     """Return a copy of the rule that keeps only the fraction `kept` of a norm's growth.
 
-    If a step makes the norm larger than after decoupled decay, the moved variable is scaled down
-    in the same pass over memory. Steps without growth are unchanged.
+    The growth is measured from the norm after decoupled decay. If a variable's norm grows in a
+    step, the moved variable is scaled down. Steps without growth are unchanged.
 
     Raises:
         ValueError: `kept` is not from 0 to 1.

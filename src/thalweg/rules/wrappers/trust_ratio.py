@@ -57,7 +57,7 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
     Args:
         sphere_variable, sphere_step, sphere_product: Sums of the variable's squares, of the
             step's squares, and of the products of variable and step.
-        radius: The norm to keep. A negative radius is replaced by the variable's present norm.
+        radius: The norm to keep; negative for the variable's present norm.
         learning_rate: The length of the step divided by the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(sphere_variable), radius), learning_rate))
@@ -86,8 +86,8 @@ def sphere(rule: Rule) -> Rule:
     variable that begins at 0 takes the rule's unchanged steps.
 
     Raises:
-        RuleError: The rule has no `learning_rate`, has this wrapper already, or decays variables
-            before its formula.
+        RuleError: The rule has no `learning_rate`, has this wrapper already, or has a formula
+            `before` (as with `with_decay`).
     """
     check_rate(rule, "on a sphere")
     if rule.before is not None:

@@ -73,7 +73,7 @@ __dir__ = __all__.copy
 
 __getattr__ = attribute_of("train")
 
-OPTIMIZERS.tell_all(
+OPTIMIZERS.add_all(
     "v1:",
     (
         AdadeltaOptimizer, AdagradDAOptimizer, AdagradOptimizer, AdamOptimizer, FtrlOptimizer,
@@ -81,9 +81,9 @@ OPTIMIZERS.tell_all(
         ProximalGradientDescentOptimizer, RMSPropOptimizer,
     ),
 )  # fmt: skip
-RATES.tell("train.piecewise_constant_decay", decay.piecewise_constant_decay)
+RATES.add("train.piecewise_constant_decay", decay.piecewise_constant_decay)
 # Rates of `cosine_decay_restarts` cannot be saved to files.
-RATES.tell_all(
+RATES.add_all(
     "train.",
     (getattr(decay, name) for name in decay.__all__ if name != "cosine_decay_restarts"),
 )

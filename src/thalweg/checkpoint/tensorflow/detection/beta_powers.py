@@ -1,4 +1,4 @@
-"""Beta powers of a file, and the optimizers that they belong to."""
+"""Beta powers in a file, and their assignment to optimizers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Sets = dict[str, dict[str, StoredTensor]]
 def split_powers(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[Sets, dict[str, StoredTensor]]:
-    """Split tensors into beta powers and others.
+    """Split tensors into beta powers and other tensors.
 
     Returns:
-        {"scope number": {"beta1_power": tensor, ...}}, where the powers of one optimizer have a
-        common scope and number in their names; and {name: tensor} of the other tensors.
+        {"scope number": {"beta1_power": tensor, ...}}, and {name: tensor} of the other tensors. The
+        powers of one optimizer have a common scope and number in their names.
     """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
@@ -43,11 +43,11 @@ def split_powers(
 def with_powers(
     optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, StoredTensor]
 ) -> list[FoundOptimizer]:
-    """Return the optimizers with their beta powers and the step counts inferred from them.
+    """Return copies of the optimizers with beta powers, and step counts inferred from the powers.
 
     A set has the powers of one optimizer; equal sets count once. Sets are assigned to optimizers in
-    order. This order is unknown if there are several sets, and the number of optimizers differs or
-    their names differ. Each optimizer is then returned once per set, with a note.
+    order. If the order is unknown, each optimizer is returned once per set, with a note. The order
+    of several sets is unknown if optimizers differ from sets in number, or have different names.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}
@@ -73,9 +73,9 @@ def with_steps(
 ) -> FoundOptimizer:
     """Return a copy of an optimizer with beta powers, and inferred step count and betas.
 
-    The powers are added to the scalars and to the evidence. If no step count explains the powers,
-    or if several do, `steps` of the copy is None, its `notes` have the reason, and its `unclear`
-    has the names of ambiguous betas.
+    The powers are added to `scalars` and `evidence`. If no step count or several step counts
+    explain the powers, `steps` is None, `notes` have the reason, and `unclear` has the names of
+    ambiguous betas.
 
     Args:
         powers: The powers of the optimizer by name, such as "beta1_power".

@@ -33,7 +33,7 @@ _SCALERS = {
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """State of OpenSeq2Seq's mixed precision, besides variables and slots.
+    """State of OpenSeq2Seq's mixed precision: masters, loss scale and averages.
 
     Attributes:
         masters: {name of a float16 variable: float32 master}.
@@ -53,7 +53,7 @@ class MixedPrecision:
 def split_mixed_precision(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Return (the file's `MixedPrecision`, or None if it has none; {name: tensor} of the rest)."""
+    """Return (the file's `MixedPrecision` or None, {name: tensor} of all other tensors)."""
     names = {
         name: variable
         for name, tensor in stored_tensors.items()
@@ -81,7 +81,10 @@ def split_mixed_precision(
 
 
 def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
-    """Return (loss scaler's algorithm, {name of state: name of variable}), or ("", {})."""
+    """Return (loss scaler's algorithm, {name of state: name of variable}).
+
+    Return ("", {}) if there is no loss scaler.
+    """
     scopes: dict[str, dict[int, str]] = {}
     for name, tensor in stored_tensors.items():
         match = _NUMBERED.fullmatch(name)
@@ -102,7 +105,7 @@ Slots = dict[str, dict[str, StoredTensor]]
 
 @dataclass(frozen=True)
 class FoundOptimizer:
-    """An optimizer, as far as a file describes it.
+    """Description of an optimizer, as detected in a file.
 
     Attributes:
         name: The name in its slots, such as "Adam"; in an object checkpoint its path there.
@@ -214,10 +217,10 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the step count in the file's counters, else of `optimizers`; None if unclear.
+        """Return the step count in the file; None if it is missing, or if counts differ.
 
-        Counters called "global_step" decide; without any, all counters except "save_counter". The
-        count is unclear if they differ.
+        Counters called "global_step" decide; if there are none, all counters except "save_counter".
+        Without counters, the step counts of `optimizers` decide.
         """
         counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
         exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}

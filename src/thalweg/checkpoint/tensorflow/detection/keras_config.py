@@ -79,8 +79,8 @@ def refused_of(file: KerasFile) -> tuple[str, ...]:
 def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
     """Return {"momentum_cache": Nadam's product after `steps` steps}; {} if beta_1 is no number.
 
-    Keras 2.11 to 2.15 does not save the product, and restarts at 1 after loading. An uninterrupted
-    training has the value returned here.
+    Keras 2.11 to 2.15 does not save the product, and restarts at 1 after loading. The result is the
+    product of an uninterrupted training.
     """
     beta = (file.config or {}).get("beta_1", 0.9)
     if not is_number(beta) or not 0 <= beta < 1:

@@ -1,7 +1,4 @@
-"""Sort a Keras file, whose optimizer arrays are numbered, or named as in Keras 2.
-
-OptimizerV2 names a slot "Adam/dense/kernel/m", Keras 2.11 to 2.15 "Adam/m/dense/kernel".
-"""
+"""Sorting of a Keras file, whose optimizer arrays are numbered, or named as in Keras 2."""
 
 from __future__ import annotations
 
@@ -87,9 +84,9 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return a copy of the file with the wrapped optimizer in place of a loss-scaling wrapper.
+    """Return a copy of the file with the inner optimizer instead of a loss-scaling wrapper.
 
-    A file without a loss-scaling wrapper is returned unchanged.
+    A file without a wrapper is returned unchanged.
     """
     if file.class_name not in (None, *SCALING):
         return file
@@ -114,7 +111,7 @@ def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
 
 
 def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
-    """Return the optimizer of arrays named as in OptimizerV2, "Adam/dense/kernel/m".
+    """Return the optimizer if arrays are named as in OptimizerV2, "Adam/dense/kernel/m".
 
     Return None unless the first array is the step count, such as "Adam/iter".
     """
@@ -142,7 +139,7 @@ def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
 
 
 def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
-    """Return the optimizer of arrays named as in Keras 2.11 to 2.15, "Adam/m/dense/kernel".
+    """Return the optimizer if arrays are named as in Keras 2.11 to 2.15, "Adam/m/dense/kernel".
 
     Return None if a name has another form, or the optimizer's class does not have these slots.
     """
@@ -168,8 +165,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    Unless exactly one family (class with its slots) fits, the result has no slots, and its `lost`
-    has the reason.
+    If no family (class with its slots) or several families fit, the result has no slots, and the
+    reason is in its `lost`.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -187,7 +184,7 @@ def _sort_by_number(file: KerasFile) -> FoundOptimizer:
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """Return (scalars by name, all other arrays in order).
+    """Return ({name: scalar}, list of all other arrays).
 
     Scalars are "iter" and Nadam's "momentum_cache", if the file has them.
     """
@@ -203,9 +200,9 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 
 
 def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
-    """Return (family, {variable: {kind: slot}}) for each family that may have these slots.
+    """Return (family, {variable: {kind: slot}}) for each class that may have these slots.
 
-    Slots of options that Keras adds to any class, such as moving averages, are left out.
+    Slots of options that Keras adds to any class, such as moving averages, are omitted.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
@@ -222,11 +219,10 @@ def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple
 def _list_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """Return possible pairs ([learning rate] or [], slots) of the arrays, the likeliest first.
+    """Split arrays into learning rate and slots; return pairs (list of the rate, slots).
 
-    With a schedule, Keras does not save the learning rate. A `.weights.h5` file does not say if
-    there was a schedule, so the result has two pairs if its first array is a scalar. Otherwise the
-    result has one pair.
+    The list of the rate is empty if Keras saved a schedule. In a `.weights.h5` file, a first scalar
+    may be a rate or a slot. Then the result has two pairs, the likelier first.
     """
     rate, values = arrays[:1], arrays[1:]
     # An array that is not a scalar is a slot.
@@ -253,7 +249,7 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return True unless the class or options in the file rule out this family.
+    """Return False if the class or options in the file rule out this family of slots.
 
     `has_arrays` is True if the file has arrays that may be slots.
     """
@@ -289,7 +285,7 @@ def _assign_arrays(
 
     Returns:
         {name of a trained variable: {kind: array}}. None if the number of arrays or their shapes do
-        not fit, or if shapes leave open which variables are trained.
+        not fit, or if the trained variables are ambiguous.
     """
     interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
@@ -331,10 +327,10 @@ def _describe_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the optimizer in a file; its family is set if `families` has only one.
+    """Return the optimizer in a file. Its `family` is None unless `families` has one element.
 
     Args:
-        families: The families (classes) that the arrays fit.
+        families: The classes that the arrays fit, with their slots.
         slots: {variable: {kind: slot}}.
         scalars: {name: scalar}. "iter" is also the step count. "learning_rate" becomes a
             hyperparameter. A missing "momentum_cache" of Nadam is computed.

@@ -1,4 +1,4 @@
-"""Sort an object checkpoint (`tf.train.Checkpoint`) by its object graph."""
+"""Sorting of an object checkpoint (`tf.train.Checkpoint`) by its object graph."""
 
 from __future__ import annotations
 
@@ -171,9 +171,9 @@ class _GraphView:
     def optimizer_nodes(self) -> list[int]:
         """Return the numbers of the nodes that are optimizers, the nearest to the root first.
 
-        An optimizer has slots, or one of these sets of children: `beta1_power`; `iter` and
-        `learning_rate`; `MARKS` (Keras 3). A loss-scaling wrapper (with the child
-        `inner_optimizer`) is left out, but its inner optimizer is not.
+        An optimizer has slots, or a child `beta1_power`, or children `iter` and `learning_rate`, or
+        all children `MARKS` (Keras 3). A loss-scaling wrapper, with the child `inner_optimizer`, is
+        left out.
         """
         marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
         nodes = [(index, self._nodes[index]) for index in self._paths]
@@ -187,9 +187,9 @@ class _GraphView:
     def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, StoredTensor]]:
         """Return {node of an optimizer: state of its loss scale}.
 
-        Nodes of loss-scale variables are added to `self.claimed`. They are children of a node
-        `loss_scale` beside the optimizer (`tf.train.experimental`, TensorFlow 2.2), of the
-        optimizer itself (later versions), or of the wrapper around the optimizer (Keras 3).
+        Nodes of loss-scale variables are added to `self.claimed`. Depending on the version, the
+        nodes are children of a node `loss_scale`, of the optimizer, or of the wrapper around the
+        optimizer.
         """
         scales: dict[int, dict[str, StoredTensor]] = {}
         for index in self._paths:
@@ -300,8 +300,8 @@ def _identify_optimizer(
 ) -> FoundOptimizer:
     """Return the optimizer with these slots and scalars.
 
-    Its `family` (class) is set only if it is unambiguous. `kinds` are the kinds of slots, such as
-    "m". `full_names` are the names of slots and scalars in the program, such as "Adam/w/m".
+    `kinds` are the kinds of slots, such as "m". `full_names` are the names of slots and scalars in
+    the program, such as "Adam/w/m". If the class is ambiguous, `family` of the result is None.
     """
     is_keras = count_of(scalars.get("iter")) is not None
     families = _keras_families(kinds, scalars) if is_keras else with_slots(kinds, V1)
@@ -348,7 +348,10 @@ def _has_default_name(family: Family, full_names: set[str], is_keras: bool) -> b
 
 
 def _with_hyperparameters(detected: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
-    """Return a `v1` optimizer with betas and step count from its powers, a Keras one unchanged."""
+    """Return a copy of a `v1` optimizer with betas and a step count from its beta powers.
+
+    A Keras optimizer is returned unchanged. `counters` is {name: step count} of other variables.
+    """
     if detected.face == "keras":
         return detected
     powers = {

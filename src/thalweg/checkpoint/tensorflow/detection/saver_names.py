@@ -1,4 +1,4 @@
-"""Sort the names of a `tf.train.Saver` into variables and optimizer state.
+"""Sorting of tensors in a file of `tf.train.Saver` into variables and optimizer state.
 
 A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name (the *stem*),
 numbered in order of creation. An optimizer that was built inside of a variable scope prepends the
@@ -41,8 +41,8 @@ def sorted_names(
 
     Args:
         stored_tensors: {name: tensor}.
-        families: Optional. Families (optimizer classes with their slots) that are known to be in
-            the file. Their slot names take precedence over TensorFlow's defaults.
+        families: Optional. Optimizer classes with their slots that are known to be in the file.
+            Their slot names take precedence over TensorFlow's defaults.
     """
     mixed, other_tensors = split_mixed_precision(stored_tensors)
     powers, other_tensors = split_powers(other_tensors)
@@ -82,10 +82,10 @@ def _add_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Add the file's loss scale, with notes, to the only optimizer.
+    """Add the file's loss scale, with notes, to a copy of the only optimizer.
 
-    If there is a scale but no optimizer, make one of the first entry of `families` without slots.
-    If there are several optimizers, the scale is not added.
+    If the file has a loss scale but no slots, the optimizer is made from the first entry of
+    `families` without slots. With several optimizers, the loss scale is not added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -179,9 +179,9 @@ def _find_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name}; all other tensors are not slots.
 
-    A slot "w/Adam_1" has its variable's name and a suffix with the stem "Adam". A tensor of this
-    form is a slot if its stem is in `registered_stems`, or if it has its variable's dtype and
-    shape. The name of a slot with a registered stem may begin with additional scopes.
+    A name "w/Adam_1" consists of a variable's name and a suffix with the stem "Adam". A tensor with
+    such a name is a slot if the stem is in `registered_stems`, or if tensor and variable have equal
+    dtype and shape. With a registered stem, the name may begin with additional scopes.
     """
     variables_by_slot: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
@@ -215,9 +215,9 @@ def _find_scoped_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name} for slots whose names begin with an additional scope.
 
-    An optimizer made in a scope prepends the scope to the names of all its slots. So all slots in a
-    scope are left out if a slot in the scope matches no variable of equal shape, or if a variable
-    in `unscoped_variables` is in the scope.
+    An optimizer made in a scope prepends the scope to all its slots. So all slots in a scope are
+    left out in two cases: a slot in the scope matches no variable of equal shape, or a variable in
+    `unscoped_variables` is in the scope.
 
     Args:
         names: The names of slots with one stem for which no variable "w" of "w/stem" exists.
@@ -246,9 +246,9 @@ def _identify_by_stem(
 ) -> list[FoundOptimizer]:
     """Return the optimizers whose slots have this stem.
 
-    If exactly one family has as many slots as a variable here, return its optimizer. If exactly one
-    family's number of slots divides that of a variable, return several optimizers of this family.
-    If the family is not clear, return one optimizer with all slots, and `family` None.
+    A variable may have slots of one or of several equal optimizers. First, a family (class) with
+    this number of slots is searched. Second, the number is divided among several optimizers. If no
+    or several families fit, return one optimizer with all slots and without a family.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
@@ -279,8 +279,8 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
     """Divide slots among equal optimizers of a family; return them in order of creation.
 
     TensorFlow numbers the slots of each variable: "Adam_2" begins the second optimizer that trained
-    this variable. If only one of several optimizers trained a variable, it is unknown which. Then
-    all get the variable's slots, with a note.
+    this variable. If a variable has slots of one optimizer only, the optimizer is unknown. Then all
+    optimizers get these slots, with a note.
 
     Raises:
         UnsupportedCheckpointError: A variable has slots of several optimizers, but not of all.
@@ -309,9 +309,9 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
 
 
 def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[list[str], Slots]]:
-    """Yield (slot names, {variable: {kind: slot}}) for the first, second, ... optimizer.
+    """Yield (slot names, {variable: {kind: slot}}) of the first, second, ... optimizer.
 
-    End before the first optimizer without slots.
+    The iteration ends at the first optimizer without slots.
     """
     width = Counter(suffix for _, suffix in family.parts)
     for index in itertools.count():

@@ -1,4 +1,4 @@
-"""Scalars of a file as Python numbers, and those of a dynamic loss scale."""
+"""Conversion of scalars in a file to Python numbers, and dynamic loss scales."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ FLOATS = ("F64", "F32", "F16")
 def as_number(stored_tensor: StoredTensor) -> Any:
     """Return a scalar as a number that constructors round to the scalar's bits.
 
-    For float32 this is the shortest decimal, 0.1 and not 0.10000000149011612. A constructor rounds
-    it to the same float32, and most likely it is the original argument.
+    For float32 this is the shortest decimal: 0.1 and not 0.10000000149011612.
     """
     scalar = stored_tensor.array()[()]
     if stored_tensor.dtype == "F32":

@@ -11,7 +11,7 @@ BETA_POWERS = ("beta1_power", "beta2_power")
 
 @dataclass(frozen=True)
 class Family:
-    """An optimizer class with its slots, as checkpoint files show them.
+    """An optimizer class of TensorFlow or Keras, with its slots.
 
     Attributes:
         cls: The name of the class in `thalweg.v1`, or in `thalweg.keras.optimizers`.

@@ -1,4 +1,4 @@
-"""Order of the trained variables, by the model or by their names."""
+"""Order of the trained variables in a file, for assigning an optimizer's slots to variables."""
 
 from __future__ import annotations
 
@@ -24,13 +24,9 @@ Shape = tuple[int, ...]
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
     """Return the names of the trained variables, one per slot shape; None if this is ambiguous.
 
-    Slots are in the order of the model's variables. A `.h5` file lists the variables in this order,
-    and a `.keras` file the layers. Other files sort by name, so only layers of one class ("dense",
-    "dense_1") are in order. For these, the result is None unless exactly one order of the layers
-    has these shapes.
-
-    Args:
-        shapes: The shapes of the slots, one per trained variable.
+    `shapes` are the slots' shapes in the order of the model's variables. `.h5` files and most
+    `.keras` files list variables in this order. A file without the order lists layers by name. The
+    result is then None unless exactly one order of the layers has these shapes.
     """
     names = [
         name
@@ -79,9 +75,9 @@ def _order_by_blocks(
 ) -> list[str] | None:
     """Return the variables in the order of their slots; None if no or several orders are possible.
 
-    Variables of one layer of the model are a block, and blocks keep their order. Without layer
-    numbers, all variables are one block. In a block, the order of the file is used if it can be the
-    model's (`_is_ordered`), else that of `_order_by_layers`. All variables must have a slot.
+    All variables must have a slot. Layers of the model keep their order. The variables in a layer
+    keep their order if it is certain; if not, `_order_by_layers` finds the order. Without layer
+    numbers, all variables count as one layer.
 
     Args:
         variable_shapes: {name: shape} of the variables, in the order of the file.
@@ -111,10 +107,10 @@ def _order_by_layers(
     slot_shapes: Sequence[Shape],
     locations: Mapping[str, Place],
 ) -> list[str] | None:
-    """Return the variables in an order of their layers that gives the shapes `slot_shapes`.
+    """Return the variables in the only order of their layers that has the shapes `slot_shapes`.
 
-    The variables of a layer stay together, and layers of one class keep their order. Return None
-    unless exactly one order gives these shapes, or if there are too many orders to try.
+    The variables of a layer stay together, and layers of one class keep their order. Return None if
+    no order or several orders have these shapes, or if there are too many orders to try.
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
@@ -153,7 +149,7 @@ def _order_by_layers(
 
 
 def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the increasing indices that select `slot_shapes` from `shapes`; None if not unique."""
+    """Return the only increasing indices that select `slot_shapes` from `shapes`, else None."""
     if len(slot_shapes) > len(shapes):
         return None
     # The selection is unique if the first and the last possible indices agree.
@@ -203,11 +199,11 @@ class Owner:
 def owners_of(
     slot_keys: Sequence[tuple[str, Shape]], variables: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """Return ([variable of each slot, or None if unsure], reasons for each None).
+    """Return ([variable of each slot or None], reasons for None).
 
-    A slot belongs to the only variable with its full name and shape. If several variables have
-    them, slots and variables are paired in order. This needs numbered layers, and all slots in the
-    order of their variables.
+    A slot belongs to the only variable with the full name and shape in `slot_keys`. Several
+    variables with equal name and shape are paired with slots in order. This needs numbered layers,
+    and all slots in the order of the variables.
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.

@@ -51,10 +51,10 @@ class ExportContents:
 def _copy_averages(
     averages: Mapping[str, Tensor], exported: Mapping[str, Any], kind: str
 ) -> dict[str, StoredTensor]:
-    """Return copies of moving averages by the TensorFlow names of their variables.
+    """Return {TensorFlow name of the variable: copy of its moving average}.
 
-    `exported` is {variable: (TensorFlow name, axes)}. Raise CheckpointMismatchError unless `kind`
-    is "tf1" and all keys of `averages` are in `exported`.
+    `exported` is {variable: (TensorFlow name, axes)}. Raise CheckpointMismatchError if an average
+    belongs to no variable, or if there are averages and `kind` is not "tf1".
     """
     copies: dict[str, StoredTensor] = {}
     for target, average in averages.items():
@@ -74,11 +74,11 @@ def copy_contents(
     global_step: Any,
     averages: Mapping[str, Tensor] | None = None,
 ) -> ExportContents:
-    """Return copies of everything that is exported.
+    """Return copies of the variables and optimizer state to export.
 
     Args:
         targets: The variables by name.
-        rules: The rules for TensorFlow's names; None derives the names from those of `targets`.
+        rules: The rules for TensorFlow's names. With None, names are derived from `targets`.
         kind, global_step, averages: As for `save`.
 
     Raises:
@@ -119,7 +119,7 @@ def copy_contents(
 
 
 def _check_kind(optimizer: Any, kind: str) -> None:
-    """Raise unless `kind` is "tf2" or "tf1", and this kind can hold the optimizer."""
+    """Raise unless `kind` is "tf2" or "tf1", and this kind of checkpoint supports the optimizer."""
     if kind not in KINDS:
         raise InvalidArgumentError(
             f"kind must be one of {', '.join(KINDS)}, not {show_value(kind)}."
@@ -141,7 +141,7 @@ def _check_kind(optimizer: Any, kind: str) -> None:
 def _names_of_targets(
     targets: TargetTensors, rules: Rules | None, scope: str
 ) -> dict[str, tuple[str, Axes | None]]:
-    """Return {variable: (TensorFlow name, axes)}; raise if a name is missing or ambiguous."""
+    """Return {variable: (TensorFlow name, axes)}; without rules, names begin with `scope`."""
     exported: dict[str, tuple[str, Axes | None]] = {}
     differences: list[str] = []
     for target, tensor in targets.tensors.items():

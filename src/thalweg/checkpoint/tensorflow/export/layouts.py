@@ -1,4 +1,4 @@
-"""Layouts of checkpoints: tensors by name (`tf.train.Saver`), and with a graph of objects, too."""
+"""Layouts of TensorFlow checkpoints: tensors by name, or tensors with an object graph."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
 
 
 def _number_suffixes(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
-    """Return the last part of the name of each of a variable's slots: ["Adam", "Adam_1"].
+    """Return the last parts of the names of a variable's slots, such as ["Adam", "Adam_1"].
 
     `kinds` are the optimizer's names of these slots, such as ["m", "v"].
     """
@@ -162,7 +162,8 @@ class _Graph:
     ) -> None:
         """Add a slot of the variable at the path `object_path`.
 
-        `optimizer` and `original` are the numbers of the optimizer's node and of the variable's.
+        `optimizer` and `original` are the node numbers of the optimizer and of the variable.
+        `full_name` is the slot's name in the program.
         """
         node = self._add_node()
         path = _escape_path(object_path.split("/"))

@@ -1,4 +1,4 @@
-"""Loading of optimizers of `keras`, `v1` and `openseq2seq` from a TensorFlow file."""
+"""Validation of optimizer state from a TensorFlow file, and the writes that load it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OTHERWISE = {"decay": "_initial_decay"}
 def loading_keras(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the validated `Loading` of slots and counters.
+    """Return a context manager that yields the validated writes of slots and counters.
 
     Args:
         slots: For each variable (variable, {slot name: slot}).
@@ -105,10 +105,10 @@ def inner_of(opt: Any) -> Any:
 def loading_training(
     opt: Any, mapped: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the `Loading` of an OpenSeq2Seq training.
+    """Return a context manager that yields the validated writes of an OpenSeq2Seq training.
 
-    The `Loading` sets masters, slots, beta powers, loss scale and step count. It sets accumulated
-    gradients to 0, as in OpenSeq2Seq.
+    Masters, slots, beta powers, loss scale and step count are set. Accumulated gradients are set to
+    0, as in OpenSeq2Seq.
 
     Args:
         opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,
@@ -140,7 +140,9 @@ def loading_training(
 
 
 def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
-    """Return `slots` with NovoGrad's averages as slots "grads_ema"; zeros if the file has none.
+    """Return a copy of `slots` with NovoGrad's averages as slots "grads_ema".
+
+    The averages are zeros if the file has none.
 
     Raises:
         CheckpointMismatchError: The number of averages is not the number of variables.
@@ -159,7 +161,9 @@ def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
 
 
 def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
-    """Return the variables that a step trains; `variables` for a mixed-precision wrapper.
+    """Return the variables that the step `opt` trains.
+
+    For a mixed-precision wrapper, return `variables`.
 
     Raises:
         FailedPreconditionError: The step has no variables before its first call.
@@ -188,7 +192,7 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return {key: zeros} with one sum per variable; {} if the step accumulates no gradients."""
+    """Return {key: zeros} of gradient sums; {} without them. `keys` is {id(variable): key}."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._pipeline.mixed is not None
@@ -203,14 +207,14 @@ def _zero_accumulators(
 def loading_v1(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the `Loading` of slots and beta powers.
+    """Return a context manager that yields the validated writes of slots and beta powers.
 
     Args:
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 
     Raises:
-        CheckpointMismatchError: The optimizer has other slots, or its betas have other powers.
+        CheckpointMismatchError: Slots differ, or the powers contradict the optimizer's betas.
     """
     state_dict = dict(scalars)
     betas = _constant_betas(optimizer)
@@ -225,9 +229,9 @@ def loading_v1(
 
 
 def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
-    """Return slots with the file's moving averages added, for a `MovingAverageOptimizer`.
+    """Return a copy of `slots` with moving averages, if `optimizer` is a `MovingAverageOptimizer`.
 
-    Without this class among `optimizer` and its wrapped optimizers, return `slots`.
+    A wrapped `MovingAverageOptimizer` counts, too. For other optimizers, return `slots`.
     """
     wrapper: Any = optimizer
     while not isinstance(wrapper, MovingAverageOptimizer):
@@ -253,7 +257,10 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Return reasons why no step count gives these powers from these betas; [] if one does."""
+    """Return the reasons why these powers are not powers of these betas after equal step counts.
+
+    Return [] if there is no contradiction.
+    """
     problems: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: power for name, power in powers.items() if power.is_floating_point()}
@@ -286,7 +293,7 @@ def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
 def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return {name: power} for betas whose power the file lacks, such as beta2 of contrib's AdaMax.
 
-    The power is that after the step count of the file's powers; 0 if this count is unknown.
+    The step count is inferred from the powers in the file; if it is unknown, the power is 0.
     """
     if not powers:
         return {}

@@ -87,9 +87,9 @@ def check_lost(detected: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
-    """Return the slot families (classes with their slots) of a class of `thalweg.v1`.
+    """Return the descriptions (`Family`) of a class of `thalweg.v1` with its slots.
 
-    The `title` of the families, after which slots are named, is the argument `name` or its default.
+    `title`, after which slots are named, is the argument `name`, or the default of this argument.
     """
     class_names = [base.__name__ for base in cls.__mro__]
     optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")
@@ -103,7 +103,7 @@ def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Fami
 
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
-    """Return the family (class and slot names) of a `thalweg.v1` optimizer, for variable `var`."""
+    """Return the class and slot names of a `thalweg.v1` optimizer, for the variable `var`."""
     # Slots are created on a copy: only their names are needed.
     copy: Any = state.staged(optimizer)
     copy._create_slots([var])
@@ -161,7 +161,7 @@ def make_optimizer(
 def _needed_arguments(
     cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
-    """Yield the constructor arguments that the file or the user must provide."""
+    """Yield names of arguments in `accepted` that the file or the user must provide."""
     yield from _required_arguments(cls)
     if "learning_rate" in accepted:
         yield "learning_rate"
@@ -179,7 +179,7 @@ def make_wrapped(
     arguments: Mapping[str, Any],
     checkpoint: TensorFlowCheckpoint,
 ) -> Any:
-    """Return a new optimizer; for a file with float32 masters, in a mixed-precision wrapper.
+    """Return a new optimizer. For a file with float32 masters, wrap it for mixed precision.
 
     Raises:
         OptionError: The file has masters but no loss scale, and `loss_scale` is not given.

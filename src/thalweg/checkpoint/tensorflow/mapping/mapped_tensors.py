@@ -1,4 +1,4 @@
-"""Tensors of a file, assigned to the tensors that they set (targets), with permuted axes."""
+"""Assignment of a file's tensors to target tensors, with permuted axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thalweg.variable import Variable, is_variable, name_of, named_variables
 
 @dataclass(frozen=True)
 class TargetTensors:
-    """Tensors to set (targets), by name.
+    """Tensors to set from a file (targets), by name.
 
     Attributes:
         tensors: {name: tensor} of variables, or of a module's parameters and buffers.
@@ -39,9 +39,9 @@ class TargetTensors:
 
     @classmethod
     def of(cls, module_or_variables: object) -> TargetTensors:
-        """Return the tensors of a module, of a dictionary, or of a list of variables.
+        """Return the tensors of a module, of a dictionary or of a list of variables.
 
-        Parameters without a name are named, as by `thalweg.named_variables`.
+        Unnamed parameters of a module or dictionary are named, as by `thalweg.named_variables`.
 
         Raises:
             InvalidArgumentError: Two variables of a list share a name.
@@ -97,14 +97,7 @@ Slots = list[tuple[Tensor, dict[str, Tensor]]]
 
 @dataclass(frozen=True)
 class MappedTensors:
-    """A checkpoint whose variables are assigned to targets, the tensors to set.
-
-    Attributes:
-        file: The checkpoint.
-        targets: The targets.
-        places: {variable in the file: destination}, in the order of the targets, without omitted
-            variables.
-    """
+    """A checkpoint whose variables are assigned to target tensors."""
 
     file: TensorFlowCheckpoint
     targets: TargetTensors
@@ -114,7 +107,7 @@ class MappedTensors:
     def of(
         cls, checkpoint: TensorFlowCheckpoint, targets: TargetTensors, rules: Rules | None
     ) -> MappedTensors:
-        """Return a checkpoint with its variables assigned to targets.
+        """Return a checkpoint with its variables assigned to target tensors.
 
         Raises:
             CheckpointMismatchError: A variable has no target, a target has no variable, or shapes

@@ -108,7 +108,7 @@ class Rules:
 
     @classmethod
     def of(cls, rules: object) -> Rules | None:
-        """Return the rules of a path, a dictionary or a function; return `Rules` and None as is.
+        """Return the rules in a file, a dictionary or a function. `Rules` and None are unchanged.
 
         Raises:
             MissingFileError: The file does not exist.
@@ -131,9 +131,8 @@ class Rules:
     def place(self, name: str) -> Place | None:
         """Return the destination of the TensorFlow variable `name`, or None if no rule matches.
 
-        With `keep_names`, the destination has the variable's name. Otherwise `function` decides, or
-        without a function the first matching rule in `lines`. For an omitted variable, return
-        `Place(None)`.
+        If the variable is to be omitted, return `Place(None)`. With `keep_names`, the destination
+        has the name `name`.
 
         Raises:
             InvalidConfigError: The result of `function` is invalid.
@@ -214,7 +213,7 @@ def _read_rules(path: str) -> str:
 
 
 def _parse_line(pattern: str, right: str, location: str) -> Line:
-    """Return the rule "pattern -> right"; raise InvalidConfigError if it is invalid."""
+    """Return the rule "pattern -> right"; errors (InvalidConfigError) contain `location`."""
     fields = right.split()
     if not pattern or not fields:
         raise InvalidConfigError(
@@ -284,7 +283,7 @@ def _check_returned(name: str, returned: object) -> Place | None:
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """Return the text that each wildcard of a pattern matches in `name`; None if no match."""
+    """Return the text of each wildcard of a pattern in `name`; None if `name` does not match."""
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"

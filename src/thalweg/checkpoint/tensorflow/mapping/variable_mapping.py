@@ -25,11 +25,11 @@ def map_variables(
     optional: Collection[str],
     rules: Rules | None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """Return ({variable: destination}, []); if there are problems, return ({}, problems).
+    """Return ({variable: destination}, []). If there are problems, return ({}, problems).
 
     Args:
         variables: {name: variable} of a checkpoint.
-        other_names: {name: alias} of variables. Rules and targets may match either.
+        other_names: {name: alias} of variables. Rules and targets may match the name or the alias.
         targets: {name: tensor to set}.
         optional: The names of targets that may stay unset.
         rules: The rules; None assigns by names.
@@ -72,7 +72,7 @@ def map_variables(
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
     """Return {variable: destination} for the variables that a rule matches.
 
-    A name that a rule maps to a target is preferred to a name that a rule omits.
+    If a variable has two names, a name with a target is preferred to an omitted name.
     """
     destinations: dict[str, Place] = {}
     for name, aliases in names.items():
@@ -165,9 +165,9 @@ Segments = tuple[str, ...]
 def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
     """Return {variable: destination} for variables whose name matches one target only.
 
-    An equal name is preferred. Otherwise, the variable's name must end with the target's name or
-    vice versa, compared by parts between "/" or ".". The last part may be torch's word ("weight"
-    for "gamma"). Variables that share their only match are left out.
+    An equal name is preferred. Else, the parts of the shorter name must be the last parts of the
+    longer name. Parts are separated by "/" or ".". The last part may be torch's word ("weight" for
+    "gamma"). Variables that share their only match are left out.
 
     Args:
         names: {variable: its names}.
@@ -197,7 +197,7 @@ def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> 
 
 
 def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
-    """Return a message's hint at the target whose name is most similar; "" if none is similar."""
+    """Return a hint at the target with a name similar to `aliases`; "" if there is none."""
     nearest = _nearest_name(
         aliases, {_plain_name(target): target for target in targets[:_MAX_COMPARED]}
     )

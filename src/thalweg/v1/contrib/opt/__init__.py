@@ -25,7 +25,7 @@ __dir__ = __all__.copy
 
 __getattr__ = attribute_of("contrib.opt")
 
-OPTIMIZERS.tell_all(
+OPTIMIZERS.add_all(
     "v1:",
     (
         AdaMaxOptimizer, AdamWOptimizer, LARSOptimizer, LazyAdamOptimizer, MomentumWOptimizer,
