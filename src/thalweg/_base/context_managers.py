@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 Call = Callable[[], Any]
 Sections = tuple[Sequence[Call], Sequence[Call]]
 
-_C: Any = torch._C
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class _Entering:

@@ -7,7 +7,7 @@ that device. Each step sends the new value to the host, where the next step read
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class _Transfer(NamedTuple):
 
 
 # For each counter a list of its last transfer, so that C code can replace it.
-_transfers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_transfers: MutableMapping[Tensor, list[Any]] = WeakTensorKeyDictionary()
 
 
 def number_of(counter: Tensor) -> Any:
@@ -55,7 +55,7 @@ def number_of(counter: Tensor) -> Any:
     Raises:
         LayoutError: The tensor has no memory.
     """
-    cell: list[object] | None = _transfers.get(counter) if _transfers else None
+    cell = _transfers.get(counter) if _transfers else None
     transfer: _Transfer | None = cell[0] if cell else None
     # An inference tensor has no transfer, and reading its version would raise.
     state = transfer and (counter._version, counter.data_ptr())
@@ -110,7 +110,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         if counter.is_inference():
             continue
         transfer = _Transfer(counter._version + 1, local.data_ptr(), *places[id(count)], arrival)
-        cell: list[Any] | None = _transfers.get(counter)
+        cell = _transfers.get(counter)
         if cell is None:
             cell = _transfers[counter] = [None]
         calls.append(partial(operator.setitem, cell, 0, transfer))

@@ -32,7 +32,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 @cache
 def _has_fp64(device: torch.device) -> bool:
-    return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))
+    return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))  # pyright: ignore
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class SessionVariable(Variable):
     def __hash__(self) -> int:
         return hash(self._handle) if self._handle is not None else id(self)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         if isinstance(other, SymbolicVariable):
             return other is self._handle
         return super().__eq__(other)

@@ -51,7 +51,7 @@ class FusedStage(Stage):
                 f"A FusedStage binds numbers by keyword, not {show_value(self.function)}."
             )
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
-        if not names or not all(isinstance(name, str) and name for name in names):
+        if not names or not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")
         if len(set(names)) < len(names):
             raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
@@ -63,8 +63,8 @@ class FusedStage(Stage):
     def call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `Stage`."""
         outputs = self.function(**arguments)
-        values = outputs if isinstance(outputs, tuple) else (outputs,)
-        return dict(zip(self.makes, cast("tuple[Any, ...]", values), strict=True))
+        values = cast("tuple[Any, ...]", outputs) if isinstance(outputs, tuple) else (outputs,)
+        return dict(zip(self.makes, values, strict=True))
 
 
 @exported_from("thalweg.formula")

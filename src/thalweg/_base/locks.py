@@ -36,7 +36,7 @@ class Lock(_RLock):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         _locks.add(self)
 
     def is_mine(self) -> bool:
@@ -81,7 +81,7 @@ class Guard(Lock):
 
     def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:
         super().__init__()
-        self._owner = ref(owner)
+        self._owner: Callable[[], object] = ref(owner)
         self._forget = forget
 
     def to_load(self) -> Guard:
@@ -196,7 +196,7 @@ def _renew_in_child() -> None:
     for holder, renew in list(_holders.items()):
         renew(holder)
     for lock in list(_locks):
-        lock._renew()
+        lock._renew()  # pyright: ignore[reportPrivateUsage]
     _excused.clear()
 
 

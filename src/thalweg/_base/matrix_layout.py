@@ -102,7 +102,7 @@ class MatrixLayout:
             if value is True:
                 clauses.append(field.name)
             elif value != field.default:
-                sizes = value if isinstance(value, tuple) else (value,)
+                sizes = cast("tuple[int, ...]", value) if isinstance(value, tuple) else (value,)
                 clauses.append(f"{field.name}={'+'.join(map(str, sizes))}")
         return " ".join(clauses) or "rows=1"
 
@@ -203,7 +203,7 @@ def _check_blocks(axis: str, blocks: Any) -> Blocks:
     if is_too_short or not all(type(size) is int and size > 0 for size in sizes):
         raise InvalidArgumentError(
             f"{axis} of a matrix layout must be a number of equal blocks or a tuple of two sizes or"
-            f" more, not {show_value(blocks)}."
+            f" more, not {show_value(blocks)}."  # pyright: ignore[reportUnknownArgumentType]
         )
     return sizes if is_sequence else blocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import iadd
+from operator import iadd  # pyright: ignore[reportUnknownVariableType]
 from typing import Any
 
 import torch

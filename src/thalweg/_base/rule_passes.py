@@ -40,7 +40,7 @@ class Pass:
     def __post_init__(self) -> None:
         _check_function(self)
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
-        if not names or not all(isinstance(name, str) and name for name in names):
+        if not names or not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RuleError(f"makes of a Pass must be names, not {show_value(self.makes)}.")
         object.__setattr__(self, "makes", names)
 
@@ -77,7 +77,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         _check_function(self)
-        if not isinstance(self.makes, str) or not self.makes:
+        if not isinstance(self.makes, str) or not self.makes:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RuleError(f"makes of a Measure must be a name, not {show_value(self.makes)}.")
         for name, choices in (
             ("over", ("row", "column", "variable")),
@@ -103,7 +103,9 @@ class Level:
         RuleError: A measure or `per_variable` is not a function.
     """
 
-    measures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    measures: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict[str, Callable[..., Any]]
+    )
     per_variable: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -182,8 +184,8 @@ class Stage:
 
 def check_levels(rule: Any) -> None:
     """Raise RuleError, which names the rule, unless its levels are a tuple of `Level`."""
-    levels = rule.levels
-    if not isinstance(levels, tuple) or not all(isinstance(level, Level) for level in levels):
+    levels: tuple[object, ...] = rule.levels
+    if not isinstance(levels, tuple) or not all(isinstance(level, Level) for level in levels):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RuleError(
             f"levels of rule {rule.name!r} must be a tuple of thalweg.formula.Level, not"
             f" {show_value(levels)}."
@@ -200,9 +202,10 @@ def slots_with_layout(rule: Any) -> tuple[Any, ...]:
 
 def check_passes(rule: Any) -> None:
     """Raise RuleError unless the passes are valid and compatible with the rest of the rule."""
-    passes, of_rule = rule.passes, f"of rule {rule.name!r}"
+    passes: tuple[object, ...] = rule.passes
+    of_rule = f"of rule {rule.name!r}"
     expectation = f"passes {of_rule} must be a tuple of thalweg.Pass, Measure, Stage and FusedStage"
-    if not isinstance(passes, tuple):
+    if not isinstance(passes, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RuleError(f"{expectation}, not a {type(passes).__name__}.")
     for entry in passes:
         if not isinstance(entry, Pass | Measure | Stage):

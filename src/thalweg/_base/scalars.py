@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -182,7 +182,7 @@ def raised(base: Any, exponent: float) -> Any:
     The exponents 2, 3, 0.5, -0.5 and -1 become products, roots and reciprocals. The result has the
     dtype of `base`: float16, float32 or float64.
     """
-    dtype = type(base)
+    dtype = cast(Any, type(base))
     if exponent == 2:
         return base * base
     if exponent == 3:

@@ -53,7 +53,7 @@ def scatter(var: torch.Tensor, indices: object, updates: object, update: str) ->
         target.index_copy_(0, rows, values)
     else:
         # One indexed operation would apply only one of the updates of a repeated row.
-        for row, value in zip(rows.tolist(), values, strict=True):
+        for row, value in zip(rows.tolist(), values, strict=True):  # pyright: ignore
             target[row] = _OPERATORS[update](target[row], value)
 
 

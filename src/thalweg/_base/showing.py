@@ -1,5 +1,7 @@
 """Formatting of user values in messages, without reads of missing memory."""
 
+# torch does not annotate all methods of `Tensor`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from typing import Any

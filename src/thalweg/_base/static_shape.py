@@ -70,7 +70,8 @@ class Shape(tuple[int | None, ...]):
     def __new__(cls, sizes: object = ()) -> Any:
         if sizes is None or isinstance(sizes, UnknownShape):
             return UNKNOWN
-        return tuple.__new__(cls, _sizes(sizes if isinstance(sizes, Iterable) else [sizes]))
+        iterable = cast("Iterable[object]", sizes) if isinstance(sizes, Iterable) else [sizes]
+        return super().__new__(cls, _sizes(iterable))
 
     def __add__(self, other: Any) -> Shape:
         return Shape([*self, *other])
@@ -79,18 +80,20 @@ class Shape(tuple[int | None, ...]):
         return Shape([*other, *self])
 
     def __getitem__(self, key: Any) -> Any:
-        size = super().__getitem__(key)
+        size = cast(Any, super().__getitem__(key))
         if isinstance(key, slice):
-            return Shape(size)  # pyright: ignore[reportArgumentType]
-        return size if size is None else Dimension(size)  # pyright: ignore[reportArgumentType]
+            return Shape(size)
+        return size if size is None else Dimension(size)
 
     def __eq__(self, operand: object) -> bool:
-        return super().__eq__(tuple(operand) if isinstance(operand, list) else operand)
+        return super().__eq__(
+            tuple(cast("list[object]", operand)) if isinstance(operand, list) else operand
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = tuple.__hash__  # pyright: ignore[reportAssignmentType]
+    __hash__ = tuple.__hash__  # pyright: ignore
 
     @property
     def ndims(self) -> int:
@@ -185,9 +188,9 @@ class DimensionShape(Shape):
         return DimensionShape(size) if isinstance(key, slice) else Dimension(size)
 
     @property
-    def dims(self) -> list[int | None]:
+    def dims(self) -> list[UnknownDimension | Dimension | None]:
         """The sizes as a list, each with its `value`."""
-        return list(self)
+        return list(iter(self))
 
 
 class UnknownShape:
@@ -218,7 +221,10 @@ class UnknownShape:
 
     accepts = is_compatible_with
 
-    assert_is_compatible_with = assert_has_rank = lambda self, other: None
+    def assert_is_compatible_with(self, other: object) -> None:
+        """Do nothing: the tensor may have any shape."""
+
+    assert_has_rank = assert_is_compatible_with
 
     def assert_is_fully_defined(self) -> None:
         """Raise ValueError."""

@@ -142,7 +142,7 @@ def _set_attribute(cls: type, name: str, value: object) -> None:
         delattr(cls, name) if value is _MISSING else setattr(cls, name, value)
         return
     # `vars` of a class in C is a read-only proxy; the garbage collector knows the dict behind it.
-    (class_dict,) = (referent for referent in gc.get_referents(vars(cls)) if type(referent) is dict)
+    (class_dict,) = (referent for referent in gc.get_referents(vars(cls)) if type(referent) is dict)  # pyright: ignore
     if value is _MISSING:
         del class_dict[name]
     else:

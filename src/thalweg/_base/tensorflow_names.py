@@ -102,11 +102,19 @@ def _set_shape(tensor: torch.Tensor, shape: Any) -> None:
         raise InvalidArgumentError(f"A tensor of shape {sizes} cannot have shape {tuple(shape)}.")
 
 
-_TENSOR_NAMES = {
-    "get_shape": lambda tensor: Shape(tensor.shape),
+def _reference(tensor: torch.Tensor) -> TensorReference:
+    return TensorReference(tensor)
+
+
+def _get_shape(tensor: torch.Tensor) -> Shape:
+    return Shape(tensor.shape)
+
+
+_TENSOR_NAMES: dict[str, Callable[..., Any]] = {
+    "get_shape": _get_shape,
     "set_shape": _set_shape,
-    "ref": lambda tensor: TensorReference(tensor),
-    "experimental_ref": lambda tensor: TensorReference(tensor),
+    "ref": _reference,
+    "experimental_ref": _reference,
 }
 
 
@@ -169,7 +177,15 @@ def _scatter_add(var: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return _scatter("add")(var, *args, **kwargs)
 
 
-_PARAMETER_NAMES = {
+def _load(var: Any, value: object, session: object = None) -> None:
+    var.assign(value)
+
+
+def _is_initialized(var: object) -> bool:
+    return True
+
+
+_PARAMETER_NAMES: dict[str, Any] = {
     "name": property(name_of),
     **{
         name: vars(Variable)[name]
@@ -179,8 +195,8 @@ _PARAMETER_NAMES = {
     "op": property(_op),
     "initializer": property(lambda var: None),
     "initialized_value": Variable.read_value,
-    "load": lambda var, value, session=None: var.assign(value) and None,
-    "is_initialized": lambda var: True,
+    "load": _load,
+    "is_initialized": _is_initialized,
     "sparse_read": _sparse_read,
     "scatter_add": _scatter_add,
     "_shared_name": property(_shared_name),

@@ -54,8 +54,8 @@ def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
     # A third-party wrapper is called unchanged.
     if getattr(function, "__code__", None) is not _MARK or "torch._dynamo" in sys.modules:
         return method
-    inner: Any = function.__wrapped__
-    return functools.partial(inner, *([method.__self__] if function is not method else []))
+    inner: Any = function.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    return functools.partial(inner, *([method.__self__] if function is not method else []))  # pyright: ignore
 
 
 def _outside(function: Callable[..., object]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from thalweg._engines.formula_parser import trace_formula
 from thalweg.formula import Hyper, Rule
@@ -79,8 +79,9 @@ def _find_argument(
     for key, member_names in members.items():
         if key in parameters and name in member_names:
             default, index = parameters[key].default, member_names.index(name)
-            value = default[index] if isinstance(default, tuple) else default
-            return f"{key}[{index}]", value
+            if isinstance(default, tuple):
+                default = cast("tuple[Any, ...]", default)[index]
+            return f"{key}[{index}]", default
     return None
 
 

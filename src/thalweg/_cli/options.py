@@ -20,7 +20,7 @@ class Stopped(click.ClickException):
     exit_code = INTERRUPTED
 
 
-class Whole(click.ParamType):
+class Whole(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
     """Click type of an integer from `minimum` to `maximum`. None means no upper limit."""
 
     name = "number"

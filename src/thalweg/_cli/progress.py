@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,7 +13,7 @@ from thalweg._cli.log_progress import ProgressLines
 
 
 @contextmanager
-def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
+def watch_fraction(label: str) -> Generator[Callable[[float, Callable[[], str]], None]]:
     """Yield `show(fraction, text)`, which shows progress from 0 to 1; `text()` returns the text."""
     console = make_console(stderr=True)
     if not console.is_terminal:
@@ -34,7 +34,7 @@ def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], 
 
 
 @contextmanager
-def show_busy(text: str) -> Iterator[None]:
+def show_busy(text: str) -> Generator[None]:
     """Show a text with a spinner during the block if standard error is a terminal."""
     console = make_console(stderr=True)
     if not console.is_terminal:

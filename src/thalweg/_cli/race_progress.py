@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -19,7 +19,7 @@ INTERVAL = 0.2
 
 
 @contextmanager
-def watch_race(console: Console, problem: str) -> Iterator[Progress]:
+def watch_race(console: Console, problem: str) -> Generator[Progress]:
     """Yield `progress(fraction, race)`, which shows the race at most every `INTERVAL` seconds."""
     if not console.is_terminal:
         yield _in_lines(ProgressLines())

@@ -4,17 +4,19 @@ The ranks first exchange which variables have a gradient, and of which kind. Eve
 the same collectives in the same order. No tensor is written before all messages have arrived.
 """
 
+# torch does not annotate `Tensor.tolist`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
 from thalweg.distribute.bucketed_all_reduce import Sender
-from thalweg.distribute.buckets import Sending
+from thalweg.distribute.buckets import Bucket, Sending
 from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.gradient_kinds import GradientKind, kind_of
 from thalweg.distribute.handshake import PendingCollective, RankMessage, compare_lines
@@ -42,7 +44,7 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     # The maximum of flags is their union over the ranks.
     marks = torch.tensor(local_marks, dtype=torch.uint8, device=ranks.device)
     ranks.take_maximum(marks)
-    kinds = [GradientKind.from_marks(row) for row in marks.tolist()]
+    kinds = [GradientKind.from_marks(row) for row in cast("list[list[int]]", marks.tolist())]
     for kind, name in zip(kinds, _names_of(pairs), strict=True):
         kind.check_same(name)
     return [(kind.fill(grad, var), var) for kind, (grad, var) in zip(kinds, pairs, strict=True)]
@@ -133,7 +135,7 @@ def sum_matched_pairs(
         for index, grad in enumerate(gradients)
         if isinstance(grad, Tensor) and index not in early_sums
     ]
-    buckets = sender.buckets_for(dense, variables) if dense else []
+    buckets: Sequence[Bucket] = sender.buckets_for(dense, variables) if dense else []
     for bucket in buckets:
         bucket.put(bucket.indices, [gradients[index] for index in bucket.indices])
         sender.send_bucket(bucket, variables)
@@ -158,7 +160,8 @@ def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSl
         return []
     row_counts = [len(grad.indices) for grad in slices]
     local_counts = torch.tensor(row_counts, dtype=torch.int64, device=slices[0].device)
-    counts = torch.stack(ranks.all_gather(local_counts), 1).tolist()
+    counts_by_rank = torch.stack(ranks.all_gather(local_counts), 1)
+    counts = cast("list[list[int]]", counts_by_rank.tolist())
     return [
         IndexedSlices(
             _gather_padded(grad.values, count, ranks),

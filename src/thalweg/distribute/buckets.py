@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -79,7 +79,7 @@ class Bucket:
         # A later step outside of inference mode may refill the memory.
         with outside_inference():
             self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
-        slices = self._flat.split([template.numel() for template in reals])
+        slices = torch.split(self._flat, [template.numel() for template in reals])
         views = [copy.view(template.shape) for copy, template in zip(slices, reals, strict=True)]
         self.copies = {
             index: torch.view_as_complex(view) if template.is_complex() else view
@@ -120,7 +120,7 @@ class Bucket:
         shapes = [copy.shape for copy in self.copies.values()]
         return [
             residual.view(shape)
-            for residual, shape in zip(residuals.split(sizes), shapes, strict=True)
+            for residual, shape in zip(torch.split(residuals, sizes), shapes, strict=True)
         ]
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
@@ -211,7 +211,7 @@ class Compression:
     def __init__(self, dtype: torch.dtype | None, count: int) -> None:
         self._dtype, self._count = dtype, count
         # A WeakKeyDictionary would compare tensors with `==`, which is elementwise.
-        self._residuals = WeakTensorKeyDictionary()
+        self._residuals: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         # Residuals of a step that may still fail.
         self._next_residuals: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -225,9 +225,9 @@ def in_words(arguments: Mapping[str, object]) -> list[str]:
 def _describe_value(argument: object) -> str:
     """Return an argument as text, equal in all processes; see `in_words`."""
     if isinstance(argument, float | np.floating):
-        return repr(float(np.float32(argument)))
+        return repr(float(np.float32(cast(float, argument))))
     if argument is None or isinstance(argument, bool | int | str | np.integer):
-        return str(argument)
+        return str(cast(object, argument))
     if isinstance(argument, Tensor):
         return (
             _describe_value(argument.item())
@@ -237,13 +237,13 @@ def _describe_value(argument: object) -> str:
     if isinstance(argument, Rule):
         return argument.name
     if isinstance(argument, Mapping):
-        pairs = (f"{name}: {_describe_value(entry)}" for name, entry in argument.items())
+        pairs = (f"{name}: {_describe_value(entry)}" for name, entry in cast(Any, argument).items())
         return f"{{{', '.join(pairs)}}}"
     # The order of a set of strings differs between processes.
     if isinstance(argument, frozenset | set):
-        return f"[{', '.join(sorted(map(_describe_value, argument)))}]"
+        return f"[{', '.join(sorted(map(_describe_value, cast(Any, argument))))}]"
     if isinstance(argument, Sequence):
-        return f"[{', '.join(map(_describe_value, argument))}]"
+        return f"[{', '.join(map(_describe_value, cast(Any, argument)))}]"
     config = getattr(argument, "get_config", None)
     if config is not None and not isinstance(argument, type):
         return f"{type(argument).__name__} {_describe_value(config())}"

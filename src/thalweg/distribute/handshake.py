@@ -1,13 +1,15 @@
 """First message between ranks: a few numbers of fixed length that precede every collective."""
 
+# torch does not annotate `Tensor.tolist`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from enum import IntEnum
 from itertools import zip_longest
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import distributed
@@ -99,7 +101,7 @@ class RankMessage:
         self._pending.wait()
         for ranks in self._other_groups:
             ranks.take_maximum(self._values)
-        troubled, *values = self._values.tolist()
+        troubled, *values = cast("list[int]", self._values.tolist())
         maxima, pairs = values[:_NUM_MAXIMA], values[_NUM_MAXIMA:]
         has_equal_action, *are_equal = [high == -low for high, low in zip(pairs[::2], pairs[1::2])]
         if troubled:
@@ -143,7 +145,7 @@ class RankMessage:
 
 
 @contextlib.contextmanager
-def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
+def report_error(ranks: Ranks, collective: PendingCollective) -> Generator[None]:
     """Report an error in the `with` block to the waiting ranks, then raise the error."""
     try:
         yield

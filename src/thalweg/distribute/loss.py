@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.strategy import get_strategy
@@ -31,7 +31,7 @@ def record_loss_reduction(reduce_op: object) -> None:
 
 
 @contextlib.contextmanager
-def scale_loss_for_estimator() -> Iterator[None]:
+def scale_loss_for_estimator() -> Generator[None]:
     """Divide losses of `thalweg.v1` by the number of replicas in a `with` block, in this thread.
 
     A loss that `record_loss_reduction` marks as a sum is not divided.

@@ -1,5 +1,7 @@
 """Process group with detection of lost ranks."""
 
+# torch does not annotate its collectives.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import atexit
@@ -7,7 +9,7 @@ import contextlib
 import os
 import textwrap
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -257,7 +259,7 @@ class Ranks:
             work.wait(self._timeout)
 
     @contextlib.contextmanager
-    def _detect_loss(self) -> Iterator[None]:
+    def _detect_loss(self) -> Generator[None]:
         """Raise ReplicaLostError if torch.distributed raises RuntimeError in the `with` block.
 
         After any error in a `with` block, all later calls of this method raise ReplicaLostError.
@@ -302,9 +304,9 @@ class Pending:
 
     def wait(self) -> None:
         """Wait for the transfers; raise ReplicaLostError if a rank is lost."""
-        with self._ranks._detect_loss():
+        with self._ranks._detect_loss():  # pyright: ignore[reportPrivateUsage]
             for work in self._works:
-                self._ranks._finish_work(work)
+                self._ranks._finish_work(work)  # pyright: ignore[reportPrivateUsage]
 
 
 def _is_group(group: object) -> bool:

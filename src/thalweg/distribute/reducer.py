@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from torch import Tensor
 
@@ -132,7 +132,7 @@ class Reducer:
         return self.shards
 
     @contextlib.contextmanager
-    def _explain_loss(self) -> Iterator[None]:
+    def _explain_loss(self) -> Generator[None]:
         """Add step number and state of variables to a ReplicaLostError in the `with` block."""
         try:
             yield
@@ -169,7 +169,7 @@ class Reducer:
             self._is_in_doubt = False
         underway, self._underway = self._underway, None
         pairs, trouble = _pairs_or_error(make_pairs)
-        checked_vars = [] if trouble is not None else variables
+        checked_vars: Sequence[Tensor] = [] if trouble is not None else variables
         grads = [grad for grad, _ in pairs]
         is_changed = underway is None or not underway.carries(checked_vars, grads)
         is_changed = is_changed or scatters != self._sender.scatters
@@ -229,7 +229,7 @@ class Reducer:
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
-    def report_errors(self) -> Iterator[None]:
+    def report_errors(self) -> Generator[None]:
         """Report an error in the `with` block to ranks that wait in `sum_gradients`.
 
         Nothing is reported if `sum_gradients` was called in the block, or if the error is a
@@ -248,7 +248,7 @@ class Reducer:
             raise
 
     @contextlib.contextmanager
-    def guard_backward(self) -> Iterator[None]:
+    def guard_backward(self) -> Generator[None]:
         """Send gradients while the `with` block runs a backward pass, before `sum_gradients`.
 
         An error in the block is reported to the other ranks.

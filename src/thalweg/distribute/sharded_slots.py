@@ -170,7 +170,7 @@ def _make_matrix_group(
     def describe() -> list[str]:
         """Return the fingerprint lines and lines about DTensors, for comparison between ranks."""
         variables = [var for _, var in on_mesh]
-        lines = [] if fingerprint is None else fingerprint.words()
+        lines: Sequence[str] = [] if fingerprint is None else fingerprint.words()
         gradients = [grad for grad, _ in on_mesh]
         return [*lines, *describe_dtensors(variables, titles_of(variables), gradients)]
 

@@ -29,7 +29,7 @@ class AggregatedVariable(Variable):
 
     _aggregation: VariableAggregation
 
-    def _operand(self, value: Any, takes: Any = None) -> Tensor:
+    def _operand(self, value: Any, takes: Any = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the value to assign: the aggregate over all replicas inside `Strategy.run`."""
         strategy = in_replicas()
         if strategy is None:
@@ -62,7 +62,7 @@ def of_all(
     # An error is raised in `check`, which also reports it to the ranks that wait for this one.
     operand, trouble = variable, None
     try:
-        operand = Variable._operand(variable, value)
+        operand = Variable._operand(variable, value)  # pyright: ignore[reportPrivateUsage]
         is_integral = not (operand.is_floating_point() or operand.is_complex())
         if aggregation is VariableAggregation.MEAN and is_integral:
             raise InvalidTypeError(

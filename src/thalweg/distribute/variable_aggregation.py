@@ -71,8 +71,8 @@ def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
     def make_aggregated(*args: Params.args, **kwargs: Params.kwargs) -> object:
         synchronization = as_mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = as_mode(VariableAggregation, kwargs.pop("aggregation", None))
-        modes = {"synchronization": synchronization, "aggregation": aggregation}
-        variable = make(*args, **{**kwargs, **modes})
+        kwargs.update(synchronization=synchronization, aggregation=aggregation)
+        variable = make(*args, **kwargs)
         return aggregate_assignments(variable, synchronization, aggregation)
 
     return make_aggregated

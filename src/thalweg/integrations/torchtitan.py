@@ -1,5 +1,9 @@
 """Container of optimizers of `thalweg.optim` for torchtitan."""
 
+# torchtitan has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false
 from __future__ import annotations
 
 import re
@@ -47,7 +51,7 @@ class MixedOptimizers(OptimizersContainer):
             options: Options of the step for all groups, such as `ema_decay` or `state_storage`.
         """
 
-        options: dict[str, Any] = field(default_factory=dict)
+        options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         self.model_parts = model_parts

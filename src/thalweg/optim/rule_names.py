@@ -22,4 +22,4 @@ _MODULES = {
 }  # fmt: skip
 # The modules of those that are imported when they are asked for.
 HOMES = {name: module for module, names in _MODULES.items() for name in names}
-KINDS = (*_OF_TORCH, *HOMES)
+KINDS: tuple[str, ...] = (*_OF_TORCH, *HOMES)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -96,7 +97,8 @@ def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
     }  # fmt: skip
     name = names.get(entry.keras or "")
-    options = {} if entry.registry_entry is None else entry.registry_entry.options
+    registered = entry.registry_entry
+    options: Mapping[str, Any] = {} if registered is None else registered.options
     if entry.v1 is not None and hasattr(train, entry.v1):
         name = entry.v1
     elif options:

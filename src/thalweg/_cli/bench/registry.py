@@ -34,9 +34,9 @@ class BenchmarkedRule:
     registry_entry: RegistryEntry | None = None
     torch: str | None = None
     fused: bool = False
-    torch_options: Mapping[str, Any] = field(default_factory=dict)
+    torch_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     optax: str | None = None
-    optax_options: Mapping[str, Any] = field(default_factory=dict)
+    optax_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     norms: int = 0
 
     @property
@@ -102,8 +102,8 @@ def _entry_of(registry_entry: RegistryEntry) -> BenchmarkedRule:
     keras_entry = by_rule()[_KERAS_RULES.get(rule.name, rule.name)]
     peers = _PEERS.get(rule.name if rule.name in _PEERS else keras_entry.of, (None, False, None))
     torch, fused, optax = peers
-    options = {} if rule.name == "AdamW" else keras_entry.options
-    optax_options = {} if optax == "amsgrad" else options
+    options: Mapping[str, Any] = {} if rule.name == "AdamW" else keras_entry.options
+    optax_options: Mapping[str, Any] = {} if optax == "amsgrad" else options
     norms = _NORMS.get(rule.name, 0)
     return BenchmarkedRule(rule, registry_entry, torch, fused, options, optax, optax_options, norms)
 

@@ -4,6 +4,9 @@ The roofline is itself a rule, run by the same engine, over the same tensors, on
 the additional time of an update is arithmetic and host work.
 """
 
+# Formulas have no types: `check_rule` checks what they are.
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

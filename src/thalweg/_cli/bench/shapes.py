@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -166,7 +166,7 @@ def _describe_damage(error: Exception, file: BinaryIO, is_safetensors: bool) -> 
 def _read_safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
     from safetensors import safe_open
 
-    with safe_open(path, framework="pt") as file:
+    with cast(Any, safe_open(path, framework="pt")) as file:
         slices = [file.get_slice(key) for key in file.keys()]  # noqa: SIM118
         return [
             (tuple(tensor.get_shape()), dtype_of(tensor.get_dtype()))
@@ -187,12 +187,13 @@ def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
 def _tensors_in(loaded: object) -> list[torch.Tensor]:
     if not isinstance(loaded, Mapping):
         return []
-    tensors = [value for value in loaded.values() if isinstance(value, torch.Tensor)]
+    document = cast("Mapping[object, object]", loaded)
+    tensors = [value for value in document.values() if isinstance(value, torch.Tensor)]
     strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
     if strided:
         return strided
     # A training checkpoint keeps the weights under one of its names.
     for key in ("state_dict", "model", "model_state_dict", "module"):
-        if nested_tensors := _tensors_in(loaded.get(key)):
+        if nested_tensors := _tensors_in(document.get(key)):
             return nested_tensors
     return []

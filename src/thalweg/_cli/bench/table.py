@@ -1,5 +1,7 @@
 """Measured rows as a table, as JSON and as a plot."""
 
+# matplotlib does not annotate all of its methods.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import platform

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -57,8 +57,8 @@ class Timings:
         cores_of_others: For each round, the cores that other processes used; 0 if unknown.
     """
 
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    cores_of_others: list[float] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    cores_of_others: list[float] = field(default_factory=list[float])
 
     def quiet(self) -> list[int]:
         """Return the indices of rounds in which no other process ran and no contender was slow."""
@@ -131,7 +131,7 @@ def busy_elsewhere() -> float:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def no_collection() -> Generator[None]:
     """Collect garbage once, then disable the garbage collector inside the block."""
     enabled = gc.isenabled()
     gc.collect()
@@ -146,7 +146,7 @@ def no_collection() -> Iterator[None]:
 def time_steps(contender: Contender, steps: int) -> list[float]:
     """Call the contender's step `steps` times; return the seconds of each call."""
     step, prepare = contender.step, contender.prepare
-    seconds = []
+    seconds: list[float] = []
     for _ in range(steps):
         if prepare is not None:
             prepare()
@@ -188,7 +188,7 @@ def measure(
         doing: `doing(text)` is called before each block with a description of the block.
     """
     timings = Timings({contender.name: [] for contender in contenders})
-    steps = {}
+    steps: dict[str, int] = {}
     for contender in contenders:
         doing(f"warming up {contender.name}")
         steps[contender.name] = _steps_of_block(contender, block)

@@ -33,7 +33,8 @@ def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
     """Return random variables and gradients; each gradient is also the variable's `.grad`."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    variables, gradients = [], []
+    variables: list[Tensor] = []
+    gradients: list[Tensor] = []
     for shape, dtype in zip(shapes.shapes, shapes.dtypes, strict=True):
         variable = _draw(shape, generator).mul_(0.02).to(dtype)
         variables.append(variable.requires_grad_())

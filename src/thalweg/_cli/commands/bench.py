@@ -283,7 +283,8 @@ def _measure_all(
                     has_explained = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
 
-            settings = {"rounds": rounds, "options": options, "progress": done, "doing": doing}
+            settings: dict[str, Any] = {"rounds": rounds, "options": options}
+            settings |= {"progress": done, "doing": doing}
             rows += compare.compare(name, entry, shapes, peer_names, **settings)
             progress.remove_task(task)
     return rows

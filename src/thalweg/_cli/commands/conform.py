@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import click
 from rich.text import Text
@@ -148,14 +148,16 @@ def _as_json(value: object) -> object:
     """Return nested values as JSON values: None for NaN and infinity, `str` of unknown types."""
     match value:
         case dict():
-            return {str(key): _as_json(element) for key, element in value.items()}
+            items = cast("dict[object, object]", value).items()
+            return {str(key): _as_json(element) for key, element in items}
         case list() | tuple():
-            return [_as_json(element) for element in value]
+            return [_as_json(element) for element in cast("list[object]", value)]
         case float() if value - value != 0:
             return None
         case None | bool() | int() | float() | str():
             return value
-    return str(value)
+        case _:
+            return str(value)
 
 
 def _print(name: str, rule_name: str, outcome: Outcome, note: str) -> None:

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import click
 from rich import box
@@ -273,7 +273,7 @@ def _parse_number(text: str) -> tuple[str, float | bool]:
 
 
 @contextmanager
-def _watch_progress(path: str) -> Iterator[Progress | None]:
+def _watch_progress(path: str) -> Generator[Progress | None]:
     """Yield `progress(bytes_read, total)`, which shows a bar; yield None for small files."""
     if _bytes_of(path) < LARGE:
         yield None
@@ -324,8 +324,9 @@ def _print_summary(listing: Listing) -> Iterator[str]:
     yield from listing.optimizers
     optimizer = None if listing.optimizers else listing.document.get("optimizer")
     if isinstance(optimizer, dict):
-        hypers = format_arguments(optimizer.get("arguments"))
-        yield f"optimizer: {optimizer.get('class')}" + (f" ({hypers})" if hypers else "")
+        facts = cast("dict[str, Any]", optimizer)
+        hypers = format_arguments(facts.get("arguments"))
+        yield f"optimizer: {facts.get('class')}" + (f" ({hypers})" if hypers else "")
     if listing.document.get("step") is not None and not listing.optimizers:
         yield f"step: {listing.document['step']}"
     for name, value in as_object(listing.document.get("metrics")).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -354,7 +354,7 @@ def _describe_stop(result: RaceOutcome) -> str:
 
 
 @contextmanager
-def _make_events_directory(logdir: Path | None, problem: str) -> Iterator[Path | None]:
+def _make_events_directory(logdir: Path | None, problem: str) -> Generator[Path | None]:
     if logdir is None:
         yield None
         return

@@ -77,7 +77,7 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
 
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
-    indices = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
+    indices: list[int] = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
         "measured": latest.measured_step,

@@ -29,4 +29,4 @@ class Contestant:
     make: Callable[[float | None], Optimizer]
     learning_rate: float | None
     source: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])

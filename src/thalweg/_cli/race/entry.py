@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +41,7 @@ class RaceEntry:
 
     text: str
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
     rate: float | None = None
 
     @property
@@ -155,7 +155,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _failures_named(source: str) -> Iterator[None]:
+def _failures_named(source: str) -> Generator[None]:
     """Convert errors of an import to EntryError; redirect its standard output to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):

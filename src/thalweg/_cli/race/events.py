@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from thalweg._cli.race.outcome import RaceOutcome
 
 
 @contextmanager
-def make_directory(logdir: Path, problem: str) -> Iterator[Path]:
+def make_directory(logdir: Path, problem: str) -> Generator[Path]:
     """Create and yield a new folder for a race: `logdir/<problem>`, or `<problem>-2`, `-3` ...
 
     The context manager removes the folder at the end if it is empty.
@@ -22,13 +22,13 @@ def make_directory(logdir: Path, problem: str) -> Iterator[Path]:
         OSError: The folder cannot be created.
     """
     logdir.mkdir(parents=True, exist_ok=True)
-    for suffix in count(1):
-        path = logdir / (problem if suffix == 1 else f"{problem}-{suffix}")
+    path = logdir / problem
+    for suffix in count(2):
         try:
             path.mkdir()
             break
         except FileExistsError:
-            continue
+            path = logdir / f"{problem}-{suffix}"
     try:
         yield path
     finally:
@@ -51,4 +51,4 @@ def save(outcome: RaceOutcome, directory: Path) -> None:
                     pairs = zip(("loss/train", "loss/test", "accuracy/test"), scores, strict=True)
                     scalars += [(tag, x, step) for tag, x in pairs if math.isfinite(x)]
                 for scalar in scalars:
-                    writer.add_scalar(*scalar)
+                    writer.add_scalar(*scalar)  # pyright: ignore[reportUnknownMemberType]

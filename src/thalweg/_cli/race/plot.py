@@ -1,5 +1,7 @@
 """Plot of a race: training loss and accuracy on the test examples."""
 
+# matplotlib does not annotate all of its methods.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import textwrap
@@ -55,7 +57,7 @@ def figure(races: Sequence[Race]) -> Any:
         low, high = np.nanquantile(accuracies, 0.05), np.nanmax(accuracies)
         margin = max(high - low, 0.01) * 0.08
         accuracy_axes.set_ylim(float(low - margin), float(high + margin))
-    accuracy_axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    accuracy_axes.yaxis.set_major_formatter(format_percent)
     for axes in (loss_axes, accuracy_axes):
         axes.set_xlabel("step")
         axes.set_xlim(0, races[0].steps * 1.01)
@@ -69,6 +71,11 @@ def figure(races: Sequence[Race]) -> Any:
     title = ", ".join((races[0].problem.description, *facts))
     chart.suptitle(textwrap.fill(title, TITLE), fontsize=11)
     return chart
+
+
+def format_percent(share: float, _position: object = None) -> str:
+    """Return a share as a percentage, for the ticks of an axis."""
+    return f"{100 * share:.3g} %"
 
 
 def _draw_lane(

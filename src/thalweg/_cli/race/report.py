@@ -6,12 +6,12 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from thalweg._base.terminal_tables import fitted
 from thalweg._cli.race import sweep
@@ -193,7 +193,7 @@ def report(outcome: RaceOutcome) -> dict[str, Any]:
     """
     race = outcome.race
     has_many_seeds = len(outcome.races) > 1
-    document = {
+    document: dict[str, Any] = {
         "format": 1,
         "problem": _describe_problem(race),
         "settings": {
@@ -303,9 +303,9 @@ def list_versions() -> dict[str, str]:
 
 def _finite(value: object) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _finite(inner) for key, inner in cast("dict[str, object]", value).items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [_finite(inner) for inner in cast("list[object]", value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -321,7 +321,7 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def whole(path: Path) -> Generator[BinaryIO]:
     """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
     An error leaves the old file unchanged. The new file has the old file's permissions, and its

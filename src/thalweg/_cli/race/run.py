@@ -1,11 +1,13 @@
 """Race loop: contestants take turns, with equal batches and equal initial weights."""
 
+# torch does not annotate all functions of random numbers.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -56,10 +58,10 @@ class Lane:
     contestant: Contestant
     model: nn.Module
     optimizer: Any
-    losses: list[float] = field(default_factory=list)
-    model_times: list[float] = field(default_factory=list)
-    optimizer_times: list[float] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list[float])
+    model_times: list[float] = field(default_factory=list[float])
+    optimizer_times: list[float] = field(default_factory=list[float])
+    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     diverged_at: int | None = None
     recorder: MeasuredSteps | None = None
 
@@ -290,7 +292,7 @@ def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def set_threads(count: int) -> Iterator[None]:
+def set_threads(count: int) -> Generator[None]:
     """Set torch's number of threads inside the block."""
     previous = torch.get_num_threads()
     torch.set_num_threads(count)

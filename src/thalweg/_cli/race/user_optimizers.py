@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -92,7 +92,7 @@ class TorchForm(ApplyGradientsAdapter):
     def _make(self, variables: list[Any]) -> list[Any]:
         if isinstance(variables[0], nn.Module):
             product = self.factory(variables[0], **self._rate, **self._options)
-            return list(product) if isinstance(product, list | tuple) else [product]
+            return [*cast("list[Any]", product)] if isinstance(product, list | tuple) else [product]
         return super()._make(variables)
 
     def _find_rate(self) -> float | None:
@@ -149,7 +149,7 @@ def _is_torch_form(factory: Any) -> bool:
     """Return True for a class or function whose first argument is parameters or a model."""
     if isinstance(factory, type) and issubclass(factory, Optimizer):
         return False
-    if isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer):
+    if isinstance(factory, type) and issubclass(cast("type[Any]", factory), torch.optim.Optimizer):
         return True
     first = next(iter(_parameters_of(factory).values()), None)
     if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):

@@ -89,14 +89,14 @@ class RegistryEntry:
 
     of: str
     cls: type[Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def make(self, learning_rate: float, **options: object) -> Any:
         """Build the optimizer with `self.options` updated by `options`.
 
         AdagradDAOptimizer, which reads the number of the step, gets a new `global_step` variable.
         """
-        arguments = {**self.options, **options}
+        arguments: dict[str, Any] = {**self.options, **options}
         if issubclass(self.cls, train.AdagradDAOptimizer):
             arguments["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
         return self.cls(learning_rate=learning_rate, **arguments)
@@ -207,7 +207,7 @@ def _names_near(name: str, spellings: Mapping[str, str]) -> list[str]:
 def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
     """Return `apply_gradients`, which for AdagradDAOptimizer also increments `global_step`."""
     if isinstance(optimizer, train.AdagradDAOptimizer):
-        return partial(optimizer.apply_gradients, global_step=optimizer._global_step)
+        return partial(optimizer.apply_gradients, global_step=optimizer._global_step)  # pyright: ignore[reportPrivateUsage]
     return optimizer.apply_gradients
 
 

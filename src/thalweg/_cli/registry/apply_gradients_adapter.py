@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -79,7 +79,7 @@ class ApplyGradientsAdapter:
         self._names = {id(var): name for name, var in names_and_vars}
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def evaluated(self) -> Generator[None]:
         """Replace variables by the averages of schedule-free optimizers in a `with` block."""
         with ExitStack() as stack:
             for optimizer in self._optimizers:
@@ -122,7 +122,8 @@ class ApplyGradientsAdapter:
 
     def _make(self, variables: list[Any]) -> list[Any]:
         """Return new optimizers. Beside a matrix rule, AdamW updates all variables but matrices."""
-        factory, options = self.factory, {**self._rate, **self._options}
+        factory: Any = self.factory
+        options: dict[str, Any] = {**self._rate, **self._options}
         if self._is_mixed:
             members, remaining = self._split(variables, lambda var: var.dim() > 1)
             # Three-dimensional parameters are kernels of Conv1d, not stacks of matrices.
@@ -132,7 +133,7 @@ class ApplyGradientsAdapter:
             return [optim.Mixed(groups, **self._diagnostics_options)]
         if not self._is_muon:
             product = factory(self._name(variables), **options, **self._diagnostics_options)
-            return list(product) if isinstance(product, list | tuple) else [product]
+            return [*cast("list[Any]", product)] if isinstance(product, list | tuple) else [product]
         flat, remaining = self._split(variables, lambda var: var.dim() == 2)
         kinds = ((factory, flat, options), (torch.optim.AdamW, remaining, self._rate))
         return [cls(members, **arguments) for cls, members, arguments in kinds if members]
@@ -176,7 +177,7 @@ def by_pairs(cls: type[object], rule: Rule | None) -> type[ApplyGradientsAdapter
 def _as_torchs(grad: object) -> Any:
     if isinstance(grad, IndexedSlices):
         values = grad.values
-        return torch.sparse_coo_tensor(
+        return torch.sparse_coo_tensor(  # pyright: ignore[reportUnknownMemberType]
             grad.indices[None], values, grad.dense_shape, dtype=values.dtype, device=values.device
         )
     return grad

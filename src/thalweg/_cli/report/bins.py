@@ -26,7 +26,7 @@ class Bins(NamedTuple):
 
     first: int
     width: int
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def bin_of(self, steps: np.ndarray) -> np.ndarray:
         """Return the bin of each step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from string import Template
 from typing import Any, NamedTuple
@@ -153,7 +153,10 @@ def _bin_losses(history: History, bins: Bins) -> dict[str, list[float | str | No
     values: list[list[float]] = [[] for _ in range(bins.count)]
     for step, loss in history.losses.items():
         values[(step - bins.first) // bins.width].append(loss)
-    for key, reduce in (("low", min), ("high", max), ("mean", lambda of: sum(of) / len(of))):
+    reductions: dict[str, Callable[[list[float]], float]] = {
+        "low": min, "high": max, "mean": lambda losses: sum(losses) / len(losses),
+    }  # fmt: skip
+    for key, reduce in reductions.items():
         summaries[key] = [
             json_number(_worst(bin_losses) or reduce(bin_losses)) if bin_losses else None
             for bin_losses in values

@@ -1,8 +1,11 @@
 """All-gather of updated parts of variables after a sharded step."""
 
+# torch does not annotate `unique` and `tolist`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -88,7 +91,7 @@ class _Parcel:
             self._pending.wait()
         for rank, (views, buffer) in enumerate(zip(self._views, self._buffers, strict=True)):
             if rank != self._rank and not _is_sent_as_it_is(views):
-                copy_all(views, buffer.split([tensor.numel() for tensor in views]))
+                copy_all(views, torch.split(buffer, [tensor.numel() for tensor in views]))
         # Of a tensor with gaps in memory, `flatten_like` may have copied the elements.
         for tensor, elements in zip(self._updated, self._flat, strict=True):
             if not layout.is_dense(tensor):
@@ -112,13 +115,13 @@ def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) ->
     pieces = shards.pieces(var)
     if not pieces:
         return
-    touched = torch.unique(indices.long())
+    touched = cast(Tensor, torch.unique(indices.long()))
     buffers = [updated[:0]] * ranks.size
     rows_by_rank: dict[int, Tensor] = {}
     for rank, start, stop in pieces:
         bounds = [start // row, stop // row]
         ends = torch.tensor(bounds, dtype=torch.int64, device=touched.device)
-        begin, end = torch.searchsorted(touched, ends).tolist()
+        begin, end = cast("list[int]", torch.searchsorted(touched, ends).tolist())
         rows_by_rank[rank] = touched[begin:end]
         is_local = rank == ranks.rank
         shape = (end - begin, *updated.shape[1:])

@@ -6,10 +6,12 @@ their first dimension. A matrix of which this rank has all elements is not sent.
 elements of matrices that elementwise formulas compute and stages read or replace.
 """
 
+# torch does not annotate `Tensor.tolist`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -60,7 +62,7 @@ class GatheredMatrices:
         self._rank, self._stacks = stacks_of(variables, request.rule, group.connected)
         self._variables = np.array([stack.variable for stack in self._stacks], np.int64)
         self._shards = [self._locate_shards(stack) for stack in self._stacks]
-        stack_variables = [request.variables[index] for index in self._variables]
+        stack_variables = [request.variables[stack.variable] for stack in self._stacks]
         groups: dict[Any, list[int]] = {}
         for index, (var, stack) in enumerate(zip(stack_variables, self._stacks, strict=True)):
             if stack.owner == self._rank:
@@ -212,7 +214,8 @@ class GatheredMatrices:
         # A rank without matrices does not know which outputs the stage returns.
         if not ranks.is_alone:
             ranks.take_maximum(flags)
-        return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
+        are_returned = cast("list[int]", flags.tolist())
+        return [name for name, flag in zip(names, are_returned, strict=True) if flag]
 
     def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
         """Return a `GatheredTensor` for the slot or pass value `name` of stack `index`.
@@ -243,5 +246,5 @@ def _local_shape(var: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of this rank's part of a slot of full shape `shape`."""
     if not is_on_mesh(var):
         return shape
-    coordinate: Any = var.device_mesh.get_coordinate()  # pyright: ignore
+    coordinate = cast("tuple[int, ...]", var.device_mesh.get_coordinate())  # pyright: ignore
     return sharded_tensor(var).slot(shape).shard(tuple(coordinate)).shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -166,7 +166,7 @@ class MatrixProcessGroup:
 
     def end(self) -> None:
         """Release the function that describes the step."""
-        self._describe, self._lines = list, None
+        self._describe, self._lines = list[str], None
 
     def _message(
         self, digests: Sequence[int] = (), trouble: BaseException | None = None
@@ -184,7 +184,7 @@ class MatrixProcessGroup:
             self._is_ready_to_write = True
 
     @contextmanager
-    def report_errors(self) -> Iterator[None]:
+    def report_errors(self) -> Generator[None]:
         """Report an error in the `with` block of a step to the other ranks, then raise the error.
 
         The end of the block waits until all ranks are ready to write.

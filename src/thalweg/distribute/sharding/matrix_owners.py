@@ -32,7 +32,7 @@ class Part(NamedTuple):
         first: The first row of the part in the local tensor of the variable or slot.
     """
 
-    index: ShardIndex
+    index: ShardIndex  # pyright: ignore[reportIncompatibleMethodOverride]
     first: int
 
     def view(self, local: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import outside_inference
@@ -54,7 +55,7 @@ class Scatter(Bucket):
             self._targets[index].append((slice(start, stop), target))
             self._sizes[rank] += stop - start
             begin += stop - start
-        self._pieces = self._flat.split(self._sizes)
+        self._pieces = torch.split(self._flat, self._sizes)
         rank, num_remote = shards.ranks.rank, shards.ranks.size - 1
         local_shard = self._pieces[rank]
         with outside_inference():

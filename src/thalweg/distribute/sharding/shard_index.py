@@ -98,7 +98,8 @@ def shard_index(
     for count, placement, coordinate in zip(mesh_shape, placements, position, strict=True):
         if placement.is_replicate():
             continue
-        dim, factor = placement.dim % len(shape), getattr(placement, "split_factor", 1)
+        dim: int = placement.dim % len(shape)
+        factor: int = getattr(placement, "split_factor", 1)
         # With `_StridedShard`, a rank has one chunk of each of `split_factor` pieces.
         pieces = [_chunk(runs[dim], factor, piece) for piece in range(factor)]
         runs[dim] = _merge_adjacent(
@@ -250,7 +251,7 @@ def is_ambiguous(tensor: ShardedTensor) -> bool:
         for dim in order:
             placement = tensor.placements[dim]
             if not placement.is_replicate():
-                cut = placement.dim
+                cut: int = placement.dim
                 runs[cut] = _chunk(runs[cut], tensor.mesh_shape[dim], position[dim])
         if tensor.shard(position).runs != tuple(runs):
             return True

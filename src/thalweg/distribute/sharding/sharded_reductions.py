@@ -95,7 +95,7 @@ class ShardedReductions:
         for var, offset in zip(variables, offsets, strict=True):
             for rank, start, stop in self._shards.pieces(var):
                 leaf_indices[rank].append(
-                    np.arange(offset + start // LEAF, offset - (-stop // LEAF))
+                    np.arange(offset + start // LEAF, offset - (-stop // LEAF), dtype=np.int64)
                 )
         width = local_leaves.shape[1]
         leaves = np.empty((int(counts.sum()), width))

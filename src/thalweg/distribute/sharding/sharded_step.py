@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -108,7 +108,7 @@ class SharedStep:
         return PostUpdateCall(join_step, "without the parts of other ranks")
 
     @contextlib.contextmanager
-    def report_errors(self) -> Iterator[None]:
+    def report_errors(self) -> Generator[None]:
         """Report an error in the `with` block of a step to the other ranks, then raise the error.
 
         After an error during the writes, all later steps raise ReplicaLostError.

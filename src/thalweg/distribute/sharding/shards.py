@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -290,7 +290,7 @@ class Shards:
         return full.detach()
 
     @contextlib.contextmanager
-    def collecting(self) -> Iterator[None]:
+    def collecting(self) -> Generator[None]:
         """Return a context manager in which `whole` returns the full value on rank 0 only."""
         self._collects = True
         try:
@@ -299,7 +299,7 @@ class Shards:
             self._collects = False
 
     @contextlib.contextmanager
-    def between_steps(self) -> Iterator[None]:
+    def between_steps(self) -> Generator[None]:
         """Add the state of variables to a ReplicaLostError in a `with` block between two steps."""
         try:
             yield
@@ -323,7 +323,7 @@ class Shards:
         )
 
     @contextlib.contextmanager
-    def mark_torn(self, step_number: int) -> Iterator[None]:
+    def mark_torn(self, step_number: int) -> Generator[None]:
         """Raise ReplicaLostError for an error in the `with` block, which exchanges updated parts.
 
         Later calls that send messages raise ReplicaLostError, too. An interrupt such as Ctrl-C is

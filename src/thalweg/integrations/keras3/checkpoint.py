@@ -1,9 +1,11 @@
 """Saved state of optimizers of Keras 3, and checks of loaded states."""
 
+# `wrapped` is an optimizer of this library.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -23,7 +25,7 @@ class Keras3StateDict:
     built: bool
     wrapped: Optimizer
     variables: list[Any]
-    _shared: list[tuple[object, Tensor]]
+    _shared: list[tuple[Any, Tensor]]
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
@@ -47,8 +49,8 @@ class Keras3StateDict:
             FailedPreconditionError: The state has Keras' variables, but the optimizer is not built.
         """
         fields = dict(state_dict)
-        extra = fields.pop(_KERAS_KEY, {})
-        if not isinstance(extra, dict):
+        extra = cast("dict[str, object]", fields.pop(_KERAS_KEY, {}))
+        if not isinstance(extra, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise mismatch([f"{_KERAS_KEY}: {state.shown(extra)} is no dictionary"])
         if extra and not self.built:
             raise FailedPreconditionError(
@@ -71,7 +73,7 @@ def check_saved(variables: Sequence[Any], store: Any) -> None:
     if len(store.keys()) != len(variables):
         counts = f"the state has {len(store.keys())} variables, the optimizer {len(variables)}"
         raise mismatch([counts])
-    differences = []
+    differences: list[str] = []
     for index, variable in enumerate(variables):
         saved_shape, shape = tuple(store[str(index)].shape), tuple(variable.shape)
         if saved_shape != shape:

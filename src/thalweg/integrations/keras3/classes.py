@@ -3,13 +3,15 @@
 Arguments, defaults and documentation are those of the classes of `thalweg.keras.optimizers`.
 """
 
+# Keras has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, cast
 
 import keras
 
@@ -21,7 +23,7 @@ from thalweg.keras import optimizers
 P = ParamSpec("P")
 # What a class of thalweg takes beyond the arguments it names; all else is Keras'.
 _KEYWORDS = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
-_registered = keras.saving.register_keras_serializable(package="thalweg")
+_registered = cast(Any, keras.saving.register_keras_serializable(package="thalweg"))
 
 
 class NamedOptimizer(FusedOptimizer, Generic[P]):
@@ -33,7 +35,7 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration: the arguments of the constructor, by name."""
-        config = keras.optimizers.Optimizer.get_config(self)
+        config = cast("dict[str, Any]", keras.optimizers.Optimizer.get_config(self))
         wrapped_config = plain(self.wrapped)
         if isinstance(self.wrapped, optimizers.Nadam):
             wrapped_config["schedule_decay"] = wrapped_config.pop("decay")
@@ -44,7 +46,7 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
         """Return an optimizer from a configuration; Keras' registry resolves schedules."""
-        return super(FusedOptimizer, cls).from_config(dict(config), custom_objects)
+        return cast(Self, super(FusedOptimizer, cls).from_config(dict(config), custom_objects))
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
@@ -55,7 +57,7 @@ def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 
-    class Over(NamedOptimizer):
+    class Over(NamedOptimizer[P]):
         @wraps(wrapped.__init__)
         def __init__(self, *args: object, **kwargs: object) -> None:
             bound = arguments.bind(*args, **{key: kwargs[key] for key in kwargs if key in names})

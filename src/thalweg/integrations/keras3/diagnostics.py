@@ -1,5 +1,7 @@
 """Callback for Keras 3 that adds diagnostics to the `logs` of other callbacks."""
 
+# Keras has no types.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -35,8 +37,7 @@ class LogDiagnostics(keras.callbacks.CallbackList):
     def __init__(
         self, recorder: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
     ) -> None:
-        candidate: object = recorder
-        if not isinstance(candidate, Diagnostics):
+        if not isinstance(recorder, Diagnostics):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTypeError(f"recorder must be a Diagnostics, not {show_value(recorder)}.")
         self._columns = check_columns(columns)
         self._of_batch: dict[str, float] = {}

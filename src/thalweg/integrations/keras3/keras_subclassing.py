@@ -1,10 +1,12 @@
 """Classes that make an optimizer of thalweg an optimizer of Keras 3, too, for `model.optimizer`."""
 
+# Keras has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import keras
 
@@ -90,7 +92,7 @@ class Lent(Optimizer):
         return name in vars(vars(self)[_LENDER]) or hasattr(Lender, name)
 
     @property
-    def variables(self) -> Any:
+    def variables(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """List of Keras' variables of all state; a call of it returns the optimizer's weights."""
         return Variables(vars(self)[_LENDER].variables, self.weights)
 
@@ -128,7 +130,7 @@ def _lent(base: type[Optimizer]) -> Any:
     cls: Any = type(
         base.__name__, (Lent, base, _OfKeras), {**properties, **texts, "_base_class": base}
     )
-    register = keras.saving.register_keras_serializable
+    register = cast(Any, keras.saving.register_keras_serializable)
     return register("thalweg", f"{base.__module__}.{base.__qualname__}")(cls)
 
 

@@ -1,5 +1,8 @@
 """`FusedOptimizer`: an optimizer of Keras 3 that wraps an optimizer of thalweg."""
 
+# Keras has no types, and `wrapped` is an optimizer of this library.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import copy
@@ -66,7 +69,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
     """
 
     def __init__(self, wrapped: Optimizer, **options: Unpack[Keras3Options]) -> None:
-        if not isinstance(wrapped, Optimizer):
+        if not isinstance(wrapped, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTypeError(
                 f"Expected an optimizer of thalweg.keras.optimizers, not {show_value(wrapped)}."
             )
@@ -80,7 +83,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         super().__init__(for_keras(rate), name=wrapped._name, **options)
         self.wrapped = wrapped
         self._tensors: list[Tensor] = []  # of the variables it was built with
-        self._shared: list[tuple[object, Tensor]] = []  # variables of Keras over the wrapped one's
+        self._shared: list[tuple[Any, Tensor]] = []  # variables of Keras over the wrapped one's
         self._share(self._iterations, wrapped.iterations)
         # An int would become an integer variable, which cannot hold fractions.
         if isinstance(rate, int):

@@ -1,8 +1,10 @@
 """Configurations of optimizers, with classes, rules and schedules from Keras' registry."""
 
+# Keras has no types, and `optimizer` is one of this library.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportPrivateUsage=false
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import keras
 
@@ -38,15 +40,16 @@ def deserialize(
     config = dict(serialized["config"])
     for name, value in config.items():
         # The form in which `plain` writes a schedule of Keras.
-        if isinstance(value, dict) and set(value) == {"keras"}:
-            schedule = keras.saving.deserialize_keras_object(value["keras"], custom_objects)
+        if isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {"keras"}:
+            saved = cast("dict[str, Any]", value["keras"])
+            schedule = cast(Any, keras.saving.deserialize_keras_object(saved, custom_objects))
             config[name] = KerasSchedule(schedule)
     names = [serialized["class_name"], config.get("rule")]
-    schedules = [value for value in config.values() if isinstance(value, dict)]
+    schedules: list[dict[str, Any]] = [item for item in config.values() if isinstance(item, dict)]
     names += [schedule["class_name"] for schedule in schedules if "class_name" in schedule]
-    registered = {
+    registered: dict[str, Any] = {
         name: keras.saving.get_registered_object(name, custom_objects) for name in names if name
     }
-    classes = {"RuleOptimizer": RuleOptimizer}
+    classes: dict[str, Any] = {"RuleOptimizer": RuleOptimizer}
     classes |= {name: entry for name, entry in registered.items() if entry is not None}
     return optimizers.deserialize({**serialized, "config": config}, classes)

@@ -1,8 +1,10 @@
 """Adapters of learning-rate schedules: thalweg's for Keras, and Keras' for thalweg."""
 
+# Keras has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import keras
 import torch
@@ -40,7 +42,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """
         description = config["schedule"]
         name = description["class_name"]
-        registered = keras.saving.get_registered_object(name, custom_objects)
+        registered = cast(Any, keras.saving.get_registered_object(name, custom_objects))
         classes = {name: registered} if registered is not None else None
         return cls(deserialize(description, classes))
 

@@ -1,8 +1,10 @@
 """Keras variables that share memory with an optimizer of thalweg."""
 
+# Keras has no types, and `wrapped` is an optimizer of this library.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -44,7 +46,7 @@ def slot_variables(
     wrapped = optimizer.wrapped
     vars_by_tensor = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
-    pairs = []
+    pairs: list[tuple[Any, Tensor]] = []
     for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
         owner, name = slots.get(id(weight), (None, _title(weight)))
         # The wrapped optimizer may train further variables, outside of Keras.
@@ -54,13 +56,18 @@ def slot_variables(
             name = f"{vars_by_tensor[id(owner)].path.replace('/', '_')}_{name}"
         variable = optimizer.add_variable(
             tuple(weight.shape),
-            initializer=lambda shape, dtype, weight=weight: weight,
+            initializer=_initializer(weight),
             dtype=keras.backend.standardize_dtype(weight.dtype),
             name=name,
         )
         share(variable, weight)
         pairs.append((variable, weight))
     return pairs
+
+
+def _initializer(weight: Tensor) -> Callable[[Any, Any], Tensor]:
+    """Return an initializer of Keras that returns `weight` itself for any shape and dtype."""
+    return lambda shape, dtype: weight
 
 
 def _title(weight: Any) -> str:

@@ -8,10 +8,12 @@ Handwritten Digits", UCI Machine Learning Repository 1998, CC BY 4.0,
 https://doi.org/10.24432/C50P49.
 """
 
+# scikit-learn has no types, and torch does not annotate `from_numpy` and `tolist`.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -56,7 +58,7 @@ def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES
     need_modules("sklearn")
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = cast("tuple[np.ndarray, np.ndarray]", load_digits(return_X_y=True))
     images = (pixels.reshape(-1, FEATURES, 8) / 16).astype(np.float32)
     random = np.random.default_rng(seed)
     order = random.permutation(len(labels))
@@ -155,7 +157,7 @@ def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 def read(scores: Tensor) -> list[list[int]]:
     """Return the most likely label of each frame, without repeats and blanks."""
-    best = scores.argmax(1).tolist()
+    best = cast("list[list[int]]", scores.argmax(1).tolist())
     return [[label for label, _ in groupby(line) if label != BLANK] for line in best]
 
 
@@ -176,11 +178,12 @@ def measured(model: nn.Module, examples: Examples, decodes: bool = True) -> tupl
     loss, edits, labels = 0.0, 0, 0
     model.eval()
     for inputs, targets in zip(
-        examples.inputs.split(CHUNK), examples.targets.split(CHUNK), strict=True
+        torch.split(examples.inputs, CHUNK), torch.split(examples.targets, CHUNK), strict=True
     ):
         scores = model(inputs)
         loss += line_loss(scores, targets).item() * len(targets)
-        pairs = zip(read(scores), targets.tolist(), strict=True) if decodes else ()
+        target_lines = cast("list[list[int]]", targets.tolist())
+        pairs = zip(read(scores), target_lines, strict=True) if decodes else ()
         for predicted, line in pairs:
             target = [label for label in line if label != BLANK]
             edits, labels = edits + distance(predicted, target), labels + len(target)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,9 +21,9 @@ OPTIMIZERS = (
 def load(seed: int) -> Problem:
     """Load the problem; the seed decides the test images."""
     need_modules("sklearn")
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # pyright: ignore[reportMissingTypeStubs]
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = cast("tuple[np.ndarray, np.ndarray]", load_digits(return_X_y=True))
     images = torch.tensor(pixels, dtype=torch.float32, device="cpu").reshape(-1, 1, 8, 8) / 16
     targets = torch.tensor(labels, dtype=torch.int64, device="cpu")
     generator = torch.Generator(device="cpu").manual_seed(seed)

@@ -72,7 +72,7 @@ def _encode(text: str) -> np.ndarray:
 
 def _cut_examples(text: np.ndarray, count: int, random: np.random.Generator) -> Examples:
     starts = random.integers(len(text) - CONTEXT, size=count)
-    windows = torch.from_numpy(text[starts[:, None] + np.arange(CONTEXT + 1)])
+    windows = torch.from_numpy(text[starts[:, None] + np.arange(CONTEXT + 1)])  # pyright: ignore[reportUnknownMemberType]
     return Examples(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 

@@ -95,7 +95,7 @@ class Problem:
 def _measure(model: nn.Module, examples: Examples) -> tuple[float, float]:
     loss, right, count = 0.0, 0, examples.targets.numel()
     for inputs, targets in zip(
-        examples.inputs.split(CHUNK), examples.targets.split(CHUNK), strict=True
+        torch.split(examples.inputs, CHUNK), torch.split(examples.targets, CHUNK), strict=True
     ):
         output = model(inputs)
         loss += functional.cross_entropy(output, targets, reduction="sum").item()

@@ -6,6 +6,8 @@ triples are hashed into the remaining ones of 65,536 rows. The target is one of 
 frequent tokens; positions followed by a rarer token are omitted.
 """
 
+# torch does not annotate `from_numpy`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import re

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -83,7 +83,7 @@ def rate_factor(step: int, *, warmup: int, steps: int) -> float:
 
 
 @contextmanager
-def evaluated(space: Space, optimizer: Any) -> Iterator[None]:
+def evaluated(space: Space, optimizer: Any) -> Generator[None]:
     """Swap in the means of parameters inside the block if the optimizer is schedule-free."""
     if space.falls:
         yield

@@ -1,5 +1,7 @@
 """Plot of a race to a target: performance profiles by steps and by time."""
 
+# matplotlib does not annotate all of its methods.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -7,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg._cli.race import report
-from thalweg._cli.race.plot import COLORS
+from thalweg._cli.race.plot import COLORS, format_percent
 from thalweg._cli.race.target.profile import LONGEST, RankedRun, curve_of, ratios_of
 from thalweg._cli.race.target.results import Results, StudyPlan
 from thalweg._cli.race.target.summary import Summary
@@ -72,7 +74,7 @@ def _draw_profiles(
     axes.set_xlim(1, LONGEST)
     axes.set_ylim(-0.04, 1.04)
     axes.set_yticks([index / len(problems) for index in range(len(problems) + 1)])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    axes.yaxis.set_major_formatter(format_percent)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(

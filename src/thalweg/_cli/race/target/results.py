@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from thalweg._cli.race import report
 from thalweg._cli.race.errors import RaceError
@@ -104,8 +104,8 @@ class Results:
     """
 
     plan: StudyPlan
-    outcomes: dict[Key, Ran] = field(default_factory=dict)
-    timings: dict[Key, Timed] = field(default_factory=dict)
+    outcomes: dict[Key, Ran] = field(default_factory=dict[Key, Ran])
+    timings: dict[Key, Timed] = field(default_factory=dict[Key, Timed])
 
     def fastest(self, problem: str, contestant: str, study: int) -> Key | None:
         """Return the key of a study's trial with the fewest steps to the target; None if none."""
@@ -148,7 +148,8 @@ class Results:
         trials: list[str] = []
         for key in self.plan.trial_keys():
             if key in self.outcomes:
-                row = {**key._asdict(), "point": self.plan.point(key), **asdict(self.outcomes[key])}
+                row: dict[str, Any] = {**key._asdict(), "point": self.plan.point(key)}
+                row |= asdict(self.outcomes[key])
                 row["loss"] = row["loss"] if math.isfinite(row["loss"]) else None
                 if key in self.timings:
                     row["timed"] = asdict(self.timings[key])
@@ -190,13 +191,13 @@ def resume(plan: StudyPlan, path: Path) -> Results:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = cast("dict[str, Any]", json.loads(path.read_bytes()))
     except FileNotFoundError as error:
         raise RaceError(f"there is no '{path}' to go on from: leave out --resume.") from error
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
     is_complete = (
-        isinstance(document, dict)
+        isinstance(document, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
         and isinstance(document.get("settings"), dict)
         and isinstance(document.get("trials"), list)
     )
@@ -229,9 +230,10 @@ def _check_settings(plan: StudyPlan, saved: dict[str, Any], path: Path) -> None:
 def _tell_difference(name: str, saved: Any, present: Any) -> str:
     """Describe a different setting, such as `trials 5 there, 3 here`."""
     if isinstance(saved, dict) and isinstance(present, dict):
-        if set(saved) != set(present):
-            return f"{name} {', '.join(saved)} there, {', '.join(present)} here"
-        inner = [key for key in present if saved[key] != present[key]]
+        there, here = cast("dict[str, object]", saved), cast("dict[str, object]", present)
+        if set(there) != set(here):
+            return f"{name} {', '.join(there)} there, {', '.join(here)} here"
+        inner = [key for key in here if there[key] != here[key]]
         return f"{name}: {', '.join(inner)} is another one"
     texts = [_name_of(saved), _name_of(present)]
     return f"{name} {texts[0]} there, {texts[1]} here"
@@ -241,7 +243,9 @@ def _name_of(setting: Any) -> str:
     """Return a setting as short text."""
     if setting is None:
         return "missing"
-    return ", ".join(setting) if isinstance(setting, dict) else str(setting)[:100]
+    if isinstance(setting, dict):
+        return ", ".join(cast("dict[str, object]", setting))
+    return str(setting)[:100]
 
 
 def _ran_of(row: dict[str, Any]) -> Ran:

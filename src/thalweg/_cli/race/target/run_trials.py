@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -97,7 +97,7 @@ def _steps_to_beat(results: Results, key: Key) -> int | None:
 
 
 @contextmanager
-def _open_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def _open_pool(jobs: int) -> Generator[ProcessPoolExecutor]:
     """Yield a pool of processes that ignore Ctrl-C and are terminated if the block fails."""
     # The pool has no public list of its processes.
     earlier_children = set(multiprocessing.active_children())

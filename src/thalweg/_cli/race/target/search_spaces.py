@@ -59,9 +59,11 @@ class Space:
 
     rule: str
     source: str
-    choices: Mapping[str, Sequence[float] | Log] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[float] | Log] = field(
+        default_factory=dict[str, Sequence[float] | Log]
+    )
     points: Sequence[Point] = ()
-    fixed: Mapping[str, float] = field(default_factory=dict)
+    fixed: Mapping[str, float] = field(default_factory=dict[str, float])
     warmup: float = 0.05
     falls: bool = True
 

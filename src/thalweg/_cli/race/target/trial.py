@@ -1,9 +1,11 @@
 """Trials: trainings with one point of a search space, until a target loss or the last step."""
 
+# torch does not annotate `backward`, nor all functions of random numbers.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -116,7 +118,7 @@ def time_trial(name: str, space: Space, point: Point, seed: int, threads: int, s
 @contextmanager
 def _begin_training(
     name: str, space: Space, point: Point, seed: int, threads: int
-) -> Iterator[_Training]:
+) -> Generator[_Training]:
     problem, steps = load(name), GOALS[name].steps
     with set_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
