@@ -526,7 +526,8 @@ def like_update(formula: Formula) -> Formula:
 
 def is_like_update(formula: Formula) -> bool:
     """Return True if a measure is computed in the dtype of the update."""
-    return getattr(formula, "is_like_update", False)
+    # A `functools.partial` is like its function.
+    return getattr(getattr(formula, "func", formula), "is_like_update", False)
 
 
 def gradient_squares(var: Any, grad: Any) -> Any:

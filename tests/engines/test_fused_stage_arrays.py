@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     ),
     "keep": (keep, ("rows", "accumulator_0"), ("columns", "accumulator_1"), ("floor",)),
     "mixed": (mixed, ("rows",), ("columns",), ("least",)),
+    "bound": (partial(mixed, least=0.3), ("rows",), ("columns",), ()),
 }  # fmt: skip
 
 

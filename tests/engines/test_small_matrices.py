@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -84,6 +85,13 @@ def numbers_alone(*, rows, columns, row_count):
 
 def wide_numbers_alone(*, rows, columns, row_count):
     return where(rows > 1, 0.1, 0.3) * rows, columns * where(row_count > 2, 0.7, 0.1)
+
+
+@like_update
+def bound_numbers(*, rows, columns, share, count):
+    """Numbers that are bound, of which the formula overwrites one."""
+    share = share * share / count
+    return rows * share, columns * (count / 3) * share
 
 
 def scale(var, grad, *, rows, columns, learning_rate):
@@ -179,6 +187,9 @@ RULES = {
     "no slots": rule_without_slots(FusedStage(halves, makes=("rows", "columns"))),
     "numbers": rule_without_slots(FusedStage(numbers_alone, makes=("rows", "columns"))),
     "wide numbers": rule_without_slots(FusedStage(wide_numbers_alone, makes=("rows", "columns"))),
+    "bound numbers": rule_without_slots(
+        FusedStage(partial(bound_numbers, share=0.1, count=7), makes=("rows", "columns"))
+    ),
     "measures alone": rule_without_slots(),
     "Adafactor": TORCH_ADAFACTOR,
     "SM3": sm3(),
@@ -556,6 +567,7 @@ BAD_STAGES = {
     "asks for length, which is of no row and no column: a Stage may": sees,
     "FusedStage asks_for_var .* asks for var, which is for formulas of elements": asks_for_var,
     "makes columns, which it must take, too: columns after": takes_one,
+    "halves .* has no scalar share to bind": partial(halves, share=0.1),
 }
 
 
@@ -597,6 +609,14 @@ def test_invalid_fused_stage_raises_for_large_matrices() -> None:
 def test_fused_stage_with_invalid_outputs_raises(options: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         FusedStage(narrow_stage, **options)
+
+
+@pytest.mark.parametrize(
+    "function", [partial(halves, 1.0), partial(bound_numbers, share="0.1")], ids=["position", "str"]
+)
+def test_fused_stage_binds_only_numbers_by_keyword(function: Any) -> None:
+    with pytest.raises(RuleError, match="binds numbers by keyword, not "):
+        FusedStage(function, makes=("rows", "columns"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])

@@ -24,12 +24,13 @@ from replay_twins import (
     set_grads,
     snapshot,
 )
-from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
+from thalweg import Hyper, Measure, Rule, Slot, Stage, maximum, optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import openmp
 from thalweg.formula import FusedStage, gradient_squares
+from thalweg.optim.diagnostics import Spikes
 
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
@@ -44,6 +45,14 @@ def in_groups(name: str, **options: Any) -> Maker:
     def make(weights: list[Parameter], **extras: Any) -> Any:
         groups = [{"params": weights[::2], **options}, {"params": weights[1::2], "lr": 0.05}]
         return getattr(optim, name)([group for group in groups if group["params"]], **extras)
+
+    return make
+
+
+def of_matrices(name: str, **options: Any) -> Maker:
+    def make(weights: list[Parameter], **extras: Any) -> Any:
+        matrices = [weight for weight in weights if weight.dim() == 2]
+        return getattr(optim, name)(matrices, lr=0.1, **options, **extras)
 
     return make
 
@@ -137,6 +146,12 @@ def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
     assert compare(MAKERS[name], dtype, prepare) == 5
 
 
+@pytest.mark.parametrize("name", ["AdamW", "SM3", "Adafactor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_row_floors_are_replayed(name: str, dtype: torch.dtype) -> None:
+    assert compare(of_matrices(name, row_floor=0.5), dtype, schedule) == 5
+
+
 @pytest.fixture
 def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run kernels of all steps without Python's lock, as those of large steps."""
@@ -144,21 +159,42 @@ def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", 0)
 
 
-@pytest.mark.parametrize("name", ["Adafactor in groups", "beside others"])
+LARGE_STEPS: dict[str, tuple[Maker, dict[str, Any]]] = {
+    "rows and columns": (MAKERS["Adafactor in groups"], {}),
+    "several rules": (mixed, {"clip_grad_norm": 0.5}),
+    "norm": (of_matrices("SGD"), {"clip_grad_norm": 0.5, "fused_unscale": True}),
+    "norm before the step": (of_matrices("SGD"), {"clip_grad_norm": 0.0}),
+    "norm of sums": (of_matrices("AdamW"), {"clip_grad_norm": 0.5, "accumulate": 2}),
+    "norms of variables": (of_matrices("LAMB"), {"clip_grad_norm": 0.5}),
+    "judge": (lambda weights: optim.AdamW(weights, spikes=Spikes("skip")), {}),
+    "passes": (of_matrices("Muon"), {}),
+    "passes and norm": (of_matrices("NorMuon"), {"clip_grad_norm": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_STEPS)
 def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
+    make, extras = LARGE_STEPS[name]
+
     def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
         schedule(opt, weights, step)
         if step > 2:
             assert opt.step_cache.replay is None or opt.step_cache.replay.snapshot.releases_lock
 
-    assert compare(MAKERS[name], torch.float32, prepare) == 5
+    assert compare(make, torch.float32, prepare, **extras) == 5
 
 
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [("rows and columns", 1), ("norm before the step", 3), ("passes and norm", 3)],
+)
 def test_large_steps_keep_gradients_and_let_other_threads_run(
-    large_steps: None, monkeypatch: pytest.MonkeyPatch
+    name: str, calls: int, large_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, twins = make_params(), make_params()
-    sides = [(optim.Adafactor(weights), weights), (optim.Adafactor(twins), twins)]
+    make, extras = LARGE_STEPS[name]
+    sides = [(make(tensors, **extras), tensors) for tensors in (weights, twins)]
+    runs: list[int] = []
     for step in range(4):
         for opt, tensors in sides:
             set_grads(tensors, step)
@@ -168,6 +204,7 @@ def test_large_steps_keep_gradients_and_let_other_threads_run(
     def run_after_removal(address: int, argument: int, threads: int) -> Callable[[], object]:
         for weight in weights:
             weight.grad = None
+        runs.append(threads)
         return call_on_team(address, argument, threads)
 
     for opt, tensors in sides:
@@ -176,7 +213,7 @@ def test_large_steps_keep_gradients_and_let_other_threads_run(
             if opt is sides[0][0]:
                 context.setattr(openmp, "call_on_team", run_after_removal)
             opt.step()
-    assert count_replays(sides[0][0]) == 3
+    assert (count_replays(sides[0][0]), len(runs)) == (3, calls)
     assert all(map(torch.equal, weights, twins))
 
 
@@ -241,13 +278,52 @@ SWAPPED = Rule(
 )
 
 
-def test_stage_returns_slot_that_it_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+def lessen(*, length: Any, learning_rate: Any) -> dict[str, Any]:
+    return {"length": length * learning_rate + 1}
+
+
+def add_size(*, total: Any, element_count: Any) -> dict[str, Any]:
+    return {"total": total / 3 + element_count}
+
+
+def divide_squares(var: Any, grad: Any, *, length: Any) -> Any:
+    return grad * grad / length
+
+
+def divide_by_rows(var: Any, grad: Any, *, rows: Any, length: Any) -> Any:
+    return grad * grad * length / (rows + 1)
+
+
+def scale_by_numbers(
+    var: Any, grad: Any, *, rows: Any, length: Any, total: Any, learning_rate: Any
+) -> Any:
+    return (var - learning_rate * grad * (1 + rows) / (length + total),)
+
+
+CHAINED = Rule(
+    name="Chained",
+    passes=(
+        Measure(gradient_squares, makes="length"),
+        Stage(lessen),
+        Measure(divide_squares, makes="rows", over="row"),
+        Measure(divide_by_rows, makes="total"),
+        Stage(add_size),
+    ),
+    update=scale_by_numbers,
+    hypers=(Hyper("learning_rate", 0.1),),
+)
+
+
+@pytest.mark.parametrize(
+    "rule", [SWAPPED, CHAINED], ids=["slot that a stage overwrites", "numbers"]
+)
+def test_unusual_stages_are_replayed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     # Rules with functions of users are not replayed.
     monkeypatch.setattr("thalweg.formula.is_ours", lambda function: True)
 
     def make(weights: list[Parameter]) -> Any:
         matrices = [weight for weight in weights if weight.dim() > 1]
-        return optim.RuleOptimizer(matrices, SWAPPED, lr=0.1)
+        return optim.RuleOptimizer(matrices, rule, lr=0.1)
 
     assert compare(make, torch.float32, schedule) == 5
 

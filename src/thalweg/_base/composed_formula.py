@@ -1,4 +1,4 @@
-"""Pairs of formulas; an engine, which traces formulas into kernels, joins both into one."""
+"""Pairs of formulas. An engine traces both formulas into one kernel."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class ChainedFormula(ComposedFormula):
     Args:
         first: A formula of a rule.
         then: The second formula. `(var, *, scalars) -> var` changes the variable. `(var, value, *,
-            scalars) -> value` computes an additional slot, the last of the rule; with `-> (var,
-            value)` it does both.
+            scalars) -> value` computes an additional slot, the last of the rule. `-> (var, value)`
+            instead changes the variable and the slot.
     """
 
     def __init__(self, first: Formula | ChainedFormula, then: Formula) -> None:

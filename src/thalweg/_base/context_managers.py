@@ -58,7 +58,7 @@ class ContextSetting(IOBase):
         self._value = value
 
     def opening(self) -> Call:
-        """Return a C function; its call sets `self.close`, opens a block, and returns the value."""
+        """Return a C function that sets `self.close`, opens a block, and returns `value`."""
         opening, closing = self._prepare()
         closes = partial(setattr, self, "close", _make_section(closing))
         opens = _make_section([closes, *opening])
@@ -115,10 +115,7 @@ def writable() -> ContextSetting:
 
 
 def host_allocations() -> AbstractContextManager[Any]:
-    """Return a context manager in which new tensors are on the CPU by default.
-
-    Torch creates step counters on its default device otherwise.
-    """
+    """Return a context manager in which torch's default device is the CPU."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 

@@ -1,8 +1,7 @@
 """Counters that a device updates and that the host reads without synchronization.
 
-If a device decides whether a step is applied, it counts the step, too. From the first such step on
-a counter, a tensor of shape (), is on the device; after each step its value is sent to the host,
-where the next step reads it.
+A counter is a tensor of shape (). If a device decides whether a step is applied, the counter is on
+that device. Each step sends the new value to the host, where the next step reads it.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ _transfers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def number_of(counter: Tensor) -> Any:
-    """Return the number in a tensor of shape ().
+    """Return the value of a counter as a Python number.
 
-    If `moved` has sent the value to the host, wait for the transfer. Read any other tensor by
-    `item`, which synchronizes. Some writes keep a tensor's version, such as `counter.data.fill_(5)`
-    or a collective of `torch.distributed`: the old number is then returned until the next step.
+    If `moved` has sent the value to the host, wait for the transfer. Otherwise, or after a later
+    write to the counter, call `counter.item()`, which synchronizes. A write to `counter.data` or by
+    a collective is not detected: the old value is returned until the next step.
 
     Raises:
         LayoutError: The tensor has no memory.
@@ -76,13 +75,13 @@ def at(device: torch.device, counter: Tensor) -> Tensor:
 
 
 def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
-    """Move counters to the device of `flag`, and return C functions that update them there.
+    """Move counters to the device of `flag`. Return C functions that update the counters there.
 
     The caller calls all functions in the commit of a step. The new values are sent to the host now.
 
     Args:
         moves: (counter, factor) multiplies the counter by the factor. (counter, None) adds 1.
-        flag: A bool tensor of shape (). If it is False, the functions leave the counters unchanged.
+        flag: A bool tensor of shape (). If False, the functions leave the counters unchanged.
     """
     if not moves:
         return []
@@ -109,7 +108,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
 
 
 def _multiply(counter: Tensor, factor: float) -> Tensor:
-    """Return the product as `thalweg._base.scalars.product` rounds it, in the counter's dtype."""
+    """Return `counter * factor`, rounded as by `thalweg._base.scalars.product`."""
     dtype = torch.float64 if counter.dtype == torch.float64 else torch.float32
     product = counter.to(dtype) * float(factor)
     return torch.where(product.abs() < torch.finfo(dtype).tiny, 0, product).to(counter.dtype)

@@ -54,7 +54,7 @@ class SymbolicVariable(Symbolic):
 
 
 def is_symbolic(x: object) -> bool:
-    """Return True if `x` is a symbolic tensor, variable or slices, without a value of its own."""
+    """Return True if `x` is a tensor, variable or slices of a graph."""
     return type(x) is not torch.Tensor and isinstance(x, Symbolic)
 
 
@@ -204,8 +204,8 @@ def graph_of(*parts: object) -> Any:
 def resolve(x: object) -> Any:
     """Return the value of a symbolic tensor or variable in the session run of this thread.
 
-    The value of a graph variable is the session's own leaf tensor. A value that the run lacks is
-    computed now, from its feeds. For other objects, or without a running node, return `x` itself.
+    The value of a graph variable is the session's leaf tensor. If the run has not computed the
+    value, compute it now. Return `x` itself if it is not symbolic, or if no node is running.
 
     Raises:
         FailedPreconditionError: A variable is not initialized, or computing the value would update
@@ -215,7 +215,7 @@ def resolve(x: object) -> Any:
 
 
 def is_ours(function: object) -> bool:
-    """Return True for functions of this library and for None, which run no other code."""
+    """Return True if `function` is None or defined in this library."""
     # Unwrap a `functools.partial`.
     function = getattr(function, "func", function)
     return function is None or str(getattr(function, "__module__", "")).startswith("thalweg.")

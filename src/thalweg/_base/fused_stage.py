@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
@@ -30,17 +31,25 @@ class FusedStage(Stage):
         function: A formula `(*, names...) -> values`, in float64 or `like_update`. It receives
             measures of "row" and "column", slots with per="row" and per="column", and scalars.
             `mean_over_rows` and `mean_over_columns` average over a matrix. `exp`, `log` and `power`
-            are not allowed, because their last bits differ in torch.
+            are not allowed, because their last bits differ in torch. A `functools.partial` binds
+            scalars to numbers by keyword.
         makes: The names of the values, from the names that the function receives.
 
     Raises:
-        RuleError: The function cannot be called, or a name is not a string.
+        RuleError: The function cannot be called or has an invalid bound argument, or a name is not
+            a string.
     """
 
     makes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        bound = partial(self.function)
+        are_numbers = all(isinstance(number, int | float) for number in bound.keywords.values())
+        if bound.args or not are_numbers:
+            raise RuleError(
+                f"A FusedStage binds numbers by keyword, not {show_value(self.function)}."
+            )
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")

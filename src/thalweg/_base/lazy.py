@@ -47,14 +47,16 @@ class lazy(Generic[T]):
 def offered(
     module_name: str, modules: Mapping[str, str], name: str, package: str | None = None
 ) -> Any:
-    """Import and return an attribute of a submodule, for a module's `__getattr__`; cache it.
+    """Import an attribute from a submodule, store it in a module, and return it.
+
+    The module's `__getattr__` calls this function. A submodule is imported and returned itself.
 
     Args:
         module_name: The name of the module.
         modules: {attribute: submodule}, or {attribute: "submodule:name"} if the names differ. A
             submodule must not read a lazy attribute at import: two threads could deadlock.
-        name: The attribute, or the name of a submodule of the package.
-        package: Optional. The package of the submodules; the module by default.
+        name: The name of the attribute, or of a submodule.
+        package: Optional. The name of the submodules' package; by default `module_name`.
 
     Raises:
         AttributeError: `name` is neither in `modules` nor a submodule.

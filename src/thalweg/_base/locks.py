@@ -1,8 +1,8 @@
 """Locks that stay usable in forked processes.
 
-A forked child has one thread, the one that forked; locks of other threads would stay locked for
-ever. The child therefore renews such locks. The state that they guard may be incomplete: an object
-with a `Guard` is unusable until its state is set.
+A forked child has only the thread that forked. A lock that another thread of the parent held would
+stay locked for ever, so the child unlocks it. State that such a lock guards may be incomplete: an
+object with a `Guard` is unusable until its state is set.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Lock(_RLock):
 class Awaited(Lock):
     """Lock that a fork waits to acquire.
 
-    It guards work that a child cannot resume: an import, or the internals of a compiler.
+    The lock guards work that a child cannot resume: an import, or the internals of a compiler.
     """
 
 
@@ -72,11 +72,11 @@ importing = Awaited()
 class Guard(Lock):
     """Lock of an object with state, held for each access to the state.
 
-    If another thread holds it during a fork, the child replaces the lock by a `Mark`.
+    If another thread holds the lock during a fork, the child replaces the lock by a `Mark`.
 
     Args:
         owner: The object, which has this lock as an attribute.
-        forget: Optional. `forget(owner)` drops, in the child, what an unfinished step had cached.
+        forget: Optional. The child calls `forget(owner)`, which drops caches of an unfinished step.
     """
 
     def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:
@@ -94,8 +94,8 @@ class Guard(Lock):
     def _renew(self) -> None:
         """In a forked child, unlock the lock if another thread of the parent held it.
 
-        Then call `forget(owner)`, and replace the lock in the owner's attributes by a `Mark`,
-        unless `excuse` was called for the other thread. Do nothing with any other lock.
+        In this case also call `forget(owner)`. Then replace the lock in the owner's attributes by a
+        `Mark`, unless `excuse` was called for the other thread.
         """
         if not self.is_abandoned():
             return
@@ -113,7 +113,7 @@ class Guard(Lock):
 
 
 class Mark(Guard):
-    """Replacement of the `Guard` of an object with incomplete state; raises when entered."""
+    """Lock that replaces the `Guard` of an object with incomplete state. `with` raises an error."""
 
     def __init__(self, guard: Guard, owner: Any) -> None:
         super().__init__(owner)
@@ -167,7 +167,7 @@ def excuse(thread: int) -> None:
 
 
 class _Forking(threading.local):
-    """`Awaited` locks that this thread acquired before its fork, to release them after it."""
+    """`Awaited` locks that this thread acquired before a fork, to release after the fork."""
 
     def __init__(self) -> None:
         self.locks: list[Lock] = []

@@ -48,9 +48,8 @@ class Block(NamedTuple):
 class MatrixLayout:
     """Matrices that a parameter holds. Each matrix is updated like a separate parameter.
 
-    Sizes refer to the stored parameter: `rows` divide its second-last dimension, `columns` its
-    last. With more than `batch + 2` dimensions, all dimensions after the rows are joined to
-    columns.
+    Sizes refer to the stored parameter: `rows` divide dimension -2, `columns` dimension -1. With
+    more than `batch + 2` dimensions, all dimensions after the rows are joined to columns.
 
     Args:
         batch: The number of leading dimensions, such as experts, over which matrices are
@@ -168,10 +167,10 @@ class MatrixLayout:
 
 
 def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
-    """Return a `MatrixLayout` itself, or the layout that a text describes; None for None.
+    """Return an option as a `MatrixLayout`. Parse a string; return a `MatrixLayout` or None as is.
 
     Raises:
-        InvalidArgumentError: The option is something else.
+        InvalidArgumentError: The option has another type. The message contains `name`.
     """
     if option is None or isinstance(option, MatrixLayout):
         return option
@@ -184,7 +183,7 @@ def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
 
 
 def layout_text(option: Any) -> str | None:
-    """Return an option as the text of a layout, as groups and files have it, or None for none.
+    """Return the text of a layout, as stored in parameter groups and files; None for None.
 
     Raises:
         InvalidArgumentError: The option is not a layout.

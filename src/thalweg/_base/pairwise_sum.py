@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
-    """Return pairs of views for `join_pairs`, each pair with one level of the tree.
+    """Return pairs of views of `partial` along `dim`, one pair for each level of the tree.
 
-    Elements of the first pair are (0, 2, ...) and (1, 3, ...), then (0, 4, ...) and (2, 6, ...).
+    The first pair has elements (0, 2, ...) and (1, 3, ...), the second (0, 4, ...) and (2, 6, ...).
 
     Args:
         partial: A tensor or an array.

@@ -145,8 +145,8 @@ class Stage:
             `random.normal(*shape)` and `random.uniform(*shape)` return tensors `(batch, *shape)`.
 
     Raises:
-        RuleError: The function cannot be called, `every`, `heads` or `seed` is invalid, or both
-            `heads` and `layout` are given.
+        RuleError: The function cannot be called. `every`, `heads` or `seed` is invalid. `heads` and
+            `layout` are both given.
         InvalidArgumentError: The layout is invalid.
     """
 
@@ -191,7 +191,7 @@ def check_levels(rule: Any) -> None:
 
 
 def slots_with_layout(rule: Any) -> tuple[Any, ...]:
-    """Return the slots of a rule; those with a `shape` have the layout of its stages."""
+    """Return the slots of a rule. Slots with a `shape` have the layout of the rule's stages."""
     return tuple(
         replace(slot, layout=rule.layout) if slot.shape and slot.layout != rule.layout else slot
         for slot in rule.slots
@@ -199,11 +199,7 @@ def slots_with_layout(rule: Any) -> tuple[Any, ...]:
 
 
 def check_passes(rule: Any) -> None:
-    """Raise an error unless the passes are valid and compatible with the rest of the rule.
-
-    Raises:
-        RuleError: Names the rule, and what is wrong.
-    """
+    """Raise RuleError unless the passes are valid and compatible with the rest of the rule."""
     passes, of_rule = rule.passes, f"of rule {rule.name!r}"
     expectation = f"passes {of_rule} must be a tuple of thalweg.Pass, Measure, Stage and FusedStage"
     if not isinstance(passes, tuple):
@@ -227,10 +223,10 @@ def check_passes(rule: Any) -> None:
 
 
 def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
-    """Raise RuleError if stages of a rule that see full matrices differ in layout.
+    """Raise RuleError unless all stages of a rule over full matrices have the same layout.
 
-    For a rule with a `Measure` or a slot per row or column, also raise it if a stage without
-    `of_matrices` has a layout, or if no stage has `of_matrices` and a slot has a shape.
+    In a rule with a `Measure`, or with a slot per row or column, a stage without `of_matrices` must
+    not have a layout. Such a rule needs a stage with `of_matrices` for a slot with a shape.
     """
     line_stages = [stage for stage in stages if not stage.of_matrices]
     has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)

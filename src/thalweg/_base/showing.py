@@ -38,8 +38,8 @@ def holds_elements(tensor: Tensor) -> bool:
 def show_value(value: object) -> str:
     """Return the `repr` of a value for a message, on one line of at most 80 characters.
 
-    A tensor whose elements cannot be read is described by type, shape and dtype, also inside of
-    other objects.
+    A tensor with unreadable elements is described by type, shape and dtype, also inside of another
+    object.
     """
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"

@@ -144,18 +144,18 @@ class Shape(tuple[int | None, ...]):
             raise ValueError(f"Shape {tuple(self)} is not fully defined")
 
     def with_rank(self, rank: int) -> Shape:
-        """Return the shape; raise ValueError unless it has this number of dimensions."""
+        """Return the shape; raise ValueError unless it has `rank` dimensions."""
         Shape.assert_has_rank(self, rank)
         return Shape(self)
 
     def with_rank_at_least(self, rank: int) -> Shape:
-        """Return the shape; raise ValueError if it has fewer dimensions."""
+        """Return the shape; raise ValueError if it has fewer than `rank` dimensions."""
         if len(self) < rank:
             raise ValueError(f"Shape {tuple(self)} must have rank at least {rank}")
         return Shape(self)
 
     def with_rank_at_most(self, rank: int) -> Shape:
-        """Return the shape; raise ValueError if it has more dimensions."""
+        """Return the shape; raise ValueError if it has more than `rank` dimensions."""
         if len(self) > rank:
             raise ValueError(f"Shape {tuple(self)} must have rank at most {rank}")
         return Shape(self)
@@ -168,7 +168,7 @@ class Shape(tuple[int | None, ...]):
         return Shape(other_size if size is None else size for size, other_size in pairs)
 
     def concatenate(self, other: Any) -> Shape:
-        """Return the sizes of this shape, then those of the other."""
+        """Return a shape with the sizes of this shape, then the sizes of `other`."""
         return Shape((*self, *other))
 
 

@@ -21,7 +21,7 @@ _HEAP_TYPE = 1 << 9
 
 
 class _Patch:
-    """Request for TensorFlow's names, active until it is finished."""
+    """Request for TensorFlow's names. The classes have the names while a request is active."""
 
     is_finished = False
 
@@ -39,13 +39,14 @@ def lend_names() -> ExitStack:
     """Add TensorFlow's names that torch's classes lack.
 
     Hooks of an optimizer for TensorFlow call `grad.get_shape().as_list()` or `var.assign_sub(...)`
-    on torch's tensors and parameters. Torch's own attributes keep their behaviour, except
+    on torch's tensors and parameters. The behaviour of torch's attributes changes in three cases:
     `Parameter.name`, `Parameter.scatter_add` with IndexedSlices and, after an import of
     `thalweg.tf`, `Tensor.__eq__` with an array. An import of `thalweg.tf`, or a graph of
     `thalweg.v1`, also adds the names.
 
     Returns:
-        A context manager. Its end, or `close`, removes the names unless another request is active.
+        A context manager. Its end, or `close`, removes the names, unless another context manager
+        or `thalweg.tf` needs them.
 
     Example:
         >>> import torch
@@ -73,10 +74,10 @@ def lend_for_good(replacements: Sequence[tuple[type, str, Any]] = ()) -> None:
 def take_back_names() -> ExitStack:
     """Remove TensorFlow's names from torch's classes, whatever code added them.
 
-    An attribute stays if other code has replaced it since it was added.
+    An attribute stays if other code has replaced its value.
 
     Returns:
-        A context manager. Its end, or `close`, adds the names again for unfinished requests.
+        A context manager. Its end, or `close`, adds the names again if they are still needed.
 
     Example:
         >>> import torch
@@ -99,7 +100,7 @@ def hint(error: AttributeError) -> list[str]:
 
 
 def _apply_patches(*patches: _Patch) -> None:
-    """Record unfinished requests as active; set the names on the classes if any is active."""
+    """Activate all requests that are not finished; add the names if any request is active."""
     with _lock:
         _patches.update(patch for patch in patches if not patch.is_finished)
         if _patches:
@@ -112,7 +113,7 @@ def _apply_patches(*patches: _Patch) -> None:
 
 
 def _end_patch(patch: _Patch) -> None:
-    """Finish a request; restore the classes if it was the last one."""
+    """Finish a request. If no request is active now, restore torch's classes."""
     with _lock:
         patch.is_finished = True
         _patches.discard(patch)

@@ -129,7 +129,7 @@ def _shared_name(var: torch.Tensor) -> str:
 
 
 def unique_id(var: torch.Tensor) -> str:
-    """Return a name that no other tensor has while this one lives."""
+    """Return a name that no other living tensor has."""
     return f"{_shared_name(var)}_{getattr(var, '_uid', id(var))}"
 
 

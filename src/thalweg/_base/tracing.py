@@ -1,9 +1,8 @@
 """`untraced`: functions that `torch.compile` calls without tracing.
 
-A step reads and writes memory by address, which a traced graph cannot do. A compiled function
-leaves the graph for it (one graph break), and only code that was compiled separately, such as a
-loss, is compiled in it. `torch.compiler.disable` has the same effect, but imports Dynamo at once,
-which is slow; this module sets the same marks.
+A step reads and writes memory by address, which a traced graph cannot do. A call of an untraced
+function is one graph break. In the call, only code that was compiled separately runs compiled, such
+as a loss. `torch.compiler.disable` does the same, but imports Dynamo at once, which is slow.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
 
 
 def _outside(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a wrapper of the function that disables Dynamo on this thread while it runs."""
+    """Return a wrapper that disables Dynamo on this thread while `function` runs."""
 
     @functools.wraps(function)
     def outside(*args: object, **kwargs: object) -> Any:

@@ -1,4 +1,4 @@
-"""Formulas that replace or measure the step of a variable that another formula computes."""
+"""Formulas that replace or measure the step (change of a variable) of another formula."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thalweg._base.exports import exported_from
 
 @exported_from("thalweg.formula")
 class WrappedStepFormula(ComposedFormula):
-    """Formula that computes the variable from the step of another formula.
+    """Formula that computes a variable from the step of another formula.
 
     Args:
         formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. It may return the variable as

@@ -67,9 +67,9 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
 def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
-    """Return (argument, default) for the hyperparameter `name`, or None if no argument sets it.
+    """Return (argument, default) for the hyperparameter `name`; None if no argument sets it.
 
-    `names` has all hyperparameters of the rule, because `betas` sets several of them.
+    `names` are all hyperparameters of the rule: an argument such as `betas` sets several.
     """
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
@@ -91,8 +91,8 @@ def describe_sparse_update(
 
     Args:
         rule: The rule.
-        cls: Optional. The class that runs the rule. The result includes errors of its step.
-        options: Optional. Arguments of the constructor of the class.
+        cls: Optional. The class that runs the rule. The result includes errors of `step`.
+        options: Optional. Arguments of the class.
     """
     if message := getattr(cls, "_sparse", ""):
         return f"refused; `step` raises RuntimeError: {message}"
@@ -114,9 +114,8 @@ def describe_sparse_update(
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a class raises an error for sparse gradients with weight decay.
 
-    `group` is {argument: value} of the class. `takes_rows(group)` returns True if a step with these
-    values updates single rows. If it does not, torch's own step raises the error, because torch
-    cannot add a dense tensor to a sparse tensor.
+    `takes_rows(group)` returns True if a step updates single rows. If it is False, torch's step
+    runs, which raises the error. `group` is {constructor argument: value}.
     """
     if "weight_decay" not in group:
         return False
@@ -127,10 +126,9 @@ def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
 
 
 def _describe_rows(rule: Rule) -> str:
-    """Return the effect of a sparse gradient on rows, such as "touched rows" or "all rows".
+    """Return a text about the rows that a sparse gradient changes, such as "touched rows".
 
-    Without `update_untouched`, a step reads and writes only the rows of the gradient. Otherwise,
-    `update_untouched` decides for the variable and for each slot whether further rows change.
+    The formula `update_untouched` of a rule changes rows without gradient, too.
     """
     if rule.is_whole:
         return "all rows, made dense"
@@ -160,7 +158,7 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 
 def _exception_of_decay(rule: Rule) -> str:
-    """Return how a sparse gradient limits decay, such as "; no weight decay", or an empty text."""
+    """Return a text if a sparse gradient limits decay, such as "; no weight decay", else ""."""
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""
     if "weight_decay" not in trace_formula(rule.update_sparse or rule.update).scalars:

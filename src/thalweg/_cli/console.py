@@ -10,8 +10,7 @@ from rich.console import Console
 def make_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
     """Return a rich console on standard output or, with `stderr`, on standard error.
 
-    With NO_COLOR in the environment the console writes no escape codes. Rich alone would drop only
-    the colors and keep bold text and progress bars.
+    With NO_COLOR in the environment, the console writes no escape codes at all.
     """
     without_escape_codes = bool(os.environ.get("NO_COLOR"))
     return Console(

@@ -12,7 +12,7 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
 
 
 def launch_ranks(count: int, function: Callable[..., None], *args: object) -> None:
-    """Call `function(*args)` in `count` processes; `Strategy()` joins the processes to one group.
+    """Call `function(*args)` in `count` processes and wait; each process is a rank of one group.
 
     Args:
         count: The number of processes.
@@ -20,7 +20,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
         args: Picklable arguments, equal on every rank.
 
     Raises:
-        click.ClickException: A rank has failed; the message is that rank's error.
+        click.ClickException: A rank has failed. The message is the error of the rank.
         KeyboardInterrupt: Ctrl-C.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -52,7 +52,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
 def _call_on_rank(
     function: Callable[..., None], args: tuple[object, ...]
 ) -> tuple[bool, str] | None:
-    """Call `function(*args)`; return None, or (True if another rank failed first, message)."""
+    """Call `function(*args)`. Return None, or (True for another rank's error, message)."""
     try:
         function(*args)
     except (ReplicaLostError, ReplicaMismatchError) as error:

@@ -43,8 +43,8 @@ class LayerTable(NamedTuple):
 def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
     """Rank layers: first layers with NaN or infinity, then layers with large numbers.
 
-    The numbers are those of one column: the first name in `RANKINGS` that `rows` has, or, if it has
-    none, the first column of `rows`.
+    `rows` is {column: one number per layer}. Layers are ranked by "ratio", else "gradient_norm",
+    else the first column. NaN and infinity count in columns of norms, too.
     """
     key = next((name for name in RANKINGS if name in rows), next(iter(rows)))
     values = rows[key]
@@ -67,7 +67,7 @@ def make_table(
     max_layers: int,
     width: int,
 ) -> Table:
-    """Return a table of the first `max_layers` layers of `ranking`, with the columns that fit."""
+    """Return a table of the first `max_layers` layers of `ranking`, at most `width` wide."""
     columns = [name for name in HEADINGS if name in rows]
     columns += [next(iter(rows))] if not columns else []
     lay_out = partial(_lay_out, rows, names, ranking.indices[:max_layers].tolist(), width)

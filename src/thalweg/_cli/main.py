@@ -47,7 +47,7 @@ class Commands(click.Group):
         *_: object,
         **__: object,
     ) -> Any:
-        """Run a command line, print an error as one line, and exit the process with a status."""
+        """Run a command line, then exit the process. An error is printed as one line."""
         arguments = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in arguments
         arguments = [argument for argument in arguments if argument != "--debug"]

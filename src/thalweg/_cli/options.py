@@ -15,7 +15,7 @@ INTERRUPTED = 130
 
 
 class Stopped(click.ClickException):
-    """Error of a command that Ctrl-C ended and whose results so far are saved."""
+    """Error of a command that Ctrl-C ended after results were saved."""
 
     exit_code = INTERRUPTED
 
@@ -83,7 +83,7 @@ def usable_cores() -> int:
 def clamp_threads(
     context: click.Context, parameter: click.Parameter, threads: int | None
 ) -> int | None:
-    """Return `threads`, but at most the number of cores; print a note if reduced."""
+    """Return `threads`, or print a note and return the number of cores if there are fewer."""
     if threads is None or threads <= usable_cores():
         return threads
     cores = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"

@@ -11,7 +11,7 @@ import click
 
 
 def check_writable(directory: Path, files: list[Path], option: str = "--out") -> None:
-    """Raise an error unless `files` can be written. A missing folder is created if the user agrees.
+    """Raise an error unless `files` can be written. Ask the user to create a missing directory.
 
     Raises:
         click.BadParameter: The folder is not writable, or a file is a folder or a device.
@@ -39,7 +39,7 @@ def _check_file(file: Path, option: str) -> None:
 
 
 def _ask_for(directory: Path, option: str) -> None:
-    """Create a missing folder if the user agrees; raise BadParameter without a terminal."""
+    """Create a missing directory if the user agrees. Without a terminal, raise BadParameter."""
     try:
         directory.stat()
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def _ask_for(directory: Path, option: str) -> None:
 
 
 def refuse_directory(option: str, directory: Path, error: OSError) -> click.BadParameter:
-    """Return the error of an option whose folder cannot be written to."""
+    """Return the error about an option with a directory that is not writable."""
     return click.BadParameter(
         f"cannot write to '{directory}': {error.strerror}.", param_hint=option
     )

@@ -14,7 +14,7 @@ from thalweg._cli.log_progress import ProgressLines
 
 @contextmanager
 def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
-    """Yield `show(fraction, text)`, for a fraction from 0 to 1; `text()` returns the text."""
+    """Yield `show(fraction, text)`, which shows progress from 0 to 1; `text()` returns the text."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield ProgressLines().show

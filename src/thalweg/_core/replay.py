@@ -167,6 +167,10 @@ class Launch:
             self._argument.use_rows(self._own_rows, self._numbers)
         return self._row_of, self._own_rows
 
+    def row_target(self) -> tuple[Sequence[str], Array]:
+        """Return the names of the kernel's scalars, and an array with a row for each variable."""
+        return self.names, self.use_member_rows()[1]
+
     def take_programs(self, records: Int64) -> None:
         """Set the records of the programs that compute scalars, one for each place."""
         self._programs = records
@@ -300,17 +304,9 @@ class Launches:
     def records(self) -> list[tuple[int, int, int, int]]:
         return [launch.record() for launch in self.all]
 
-    def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return launches of the rules' reductions, and records of programs that use the results.
-
-        Returns:
-            For each reduction (kernel address, argument address, 0, 1), a call on one thread. And
-            an array with a row for each kernel whose scalars are computed from reductions. The row
-            has the addresses that this computation needs.
-        """
-        records = [x.scalars.record for x in self._measures if x.scalars is not None]
-        launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
-        return launches, np.array(records, np.int64)
+    def rule_measures(self) -> list[tuple[int, int, int, int]]:
+        """Return (kernel address, argument address, 0, 1) of each launch of rules' reductions."""
+        return [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
 
     def spreads(self) -> list[list[int]]:
         """Return the records by which the native call sets scalars of reductions and kernels."""
@@ -417,9 +413,7 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
     """Return True if a plan has passes that a replay can run natively or between native calls."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
-    if not isinstance(step_plan, StagedStep):
-        return False
-    return step_plan.has_stages_alone() or step_plan.has_native_lines()
+    return isinstance(step_plan, StagedStep) and step_plan.can_replay_passes()
 
 
 def are_small(plans: Sequence[CachedPlan]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,71 +25,36 @@ from thalweg._engines.cpu.codegen_line_stage import SIZE_WORDS, LineStage, LineS
 from thalweg._engines.cpu.launch import Compiled, is_serial, threads_for
 from thalweg._engines.cpu.replay_records import ReplayArgument
 from thalweg._engines.cpu.small_matrices import ShortGroup, SmallSweep
-from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import SIZES
 from thalweg._engines.layout import STORAGE_NAMES
-from thalweg._engines.matrix_batches import RANDOM, stage_inputs
+from thalweg._engines.matrix_batches import stage_inputs
 from thalweg._engines.pass_updates import PassGroup, group_passes
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg.formula import Rule
 
 
-def _sort_passes(rule: Rule) -> list[PassGroup]:
-    """Return groups of a rule's passes: the measures of a kernel, and the stages that follow.
-
-    The last group has `rule.measures`, if there are any.
-
-    Raises:
-        TypeError: Native code cannot run the passes. Stages must be fused, except for last stages
-            that compute scalars of a variable. Only last stages may read a measure over a variable.
-    """
-    groups = [*(group_passes(rule) or ())]
-    if not groups or any(group.stages for group in groups[:-1]):
-        raise TypeError("A pass is neither over rows and columns nor a last stage of numbers.")
-    for stage in groups[-1].stages:
-        required, optional = stage_inputs(stage)
-        if stage.every != 1 or optional or RANDOM in required:
-            raise TypeError("A stage does not run at each step, or has inputs of its own.")
-    if rule.measures:
-        if groups[-1].stages or _numbers_of(groups):
-            raise TypeError("Measures over variables are not read after all sweeps alone.")
-        measures = (Measure(formula, makes=name) for name, formula in rule.measures.items())
-        groups.append(PassGroup(tuple(measures)))
-    measures = [measure for group in groups for measure in group.measures]
-    scalars = {name for x in measures for name in trace_formula(x.function).scalars}
-    is_ambiguous = len({measure.makes for measure in measures}) < len(measures)
-    if is_ambiguous or not scalars.isdisjoint(_numbers_of(groups)):
-        raise TypeError("Measures over variables are not read after all sweeps alone.")
-    return groups
-
-
-def _numbers_of(groups: Sequence[PassGroup]) -> list[str]:
-    """Return the names of measures over variables, in order."""
-    measures = [measure for group in groups for measure in group.measures]
-    return [measure.makes for measure in measures if measure.over == "variable"]
-
-
 def _trace_scalars(
     rule: Rule, groups: Sequence[PassGroup], dtype: Dtype, storage_dtype: Dtype
 ) -> Program:
-    """Trace the function that computes a variable's scalars from measures, sizes and slots.
+    """Trace the function that computes a variable's numbers, as formulas after `groups` read them.
 
-    The function is the rule's `per_variable`. Without `per_variable`, it consists of the last
-    stages. Without last stages, the measures are the scalars.
+    The function runs the stages of the groups, over numbers, sizes and scalars of the step.
 
     Args:
-        groups: The result of `_sort_passes`.
-        dtype: The compute dtype of the variable, to which scalars are rounded.
+        rule: The rule.
+        groups: The first groups of the rule's passes.
+        dtype: The compute dtype of the variable, to which numbers are rounded.
         storage_dtype: The dtype in which the kernel reads scalars.
 
     Raises:
         TypeError: Native code cannot compute the scalars.
     """
-    if rule.per_variable is not None:
-        return program_of(rule, dtype)
-    numbers, stages = _numbers_of(groups), groups[-1].stages
+    numbers = [name for group in groups for name in group.numbers]
+    stages = [stage for group in groups for stage in group.stages]
     names = dict.fromkeys(name for stage in stages for name in stage_inputs(stage).required)
-    single_inputs: dict[str, Dtype] = dict.fromkeys((*numbers, *SIZES), np.float64)
+    # All numbers are in memory, also those that later groups measure.
+    inputs_in_memory = (*_numbers_of(rule), *SIZES)
+    single_inputs: dict[str, Dtype] = dict.fromkeys(inputs_in_memory, np.float64)
 
     def make(inputs: Mapping[str, Any], _: Any) -> dict[str, Any]:
         values = {**inputs}
@@ -101,6 +67,11 @@ def _trace_scalars(
 
     scalars = [name for name in names if name not in single_inputs]
     return Program(np.float64, single_inputs, scalars, make, storage_dtype=storage_dtype)
+
+
+def _numbers_of(rule: Rule) -> list[str]:
+    """Return the names of measures over variables, in order."""
+    return [name for group in group_passes(rule) or () for name in group.numbers]
 
 
 class _SmallLaunch:
@@ -129,27 +100,33 @@ class _SmallLaunch:
         return threads_for(len(self._table.bounds) - 1, self._table.elements)
 
 
-def _replay_small(rule: Rule, groups: Sequence[PassGroup], launch: Any) -> ReplayedReductions:
-    """Return the reductions that run before an update of small matrices.
+def _replay_small(rule: Rule, launch: Any) -> ReplayedReductions:
+    """Return the launches before the update for a kernel over small matrices.
 
     Stages are not included, because the update kernel runs them.
 
     Raises:
-        TypeError: Slots are copied, measures depend on measures, or native code cannot compute the
-            scalars.
+        TypeError: Slots are copied, or native code cannot compute the scalars.
     """
     group: ShortGroup = launch.group
-    if not group.is_direct or len(group.sweeps) > 1:
-        raise TypeError("Small matrices have copied slots, or measures that depend on each other.")
-    launches = [_SmallLaunch(sweep, launch) for sweeps in group.sweeps for sweep in sweeps]
-    scalars: VariableScalars | None = None
-    if launches:
-        program = _trace_scalars(rule, groups, launch.dtype, np.float64)
-        blocks, counts = group.blocks, group.block_counts
-        sums = blocks.ctypes.data, len(counts), counts.ctypes.data
-        scalars = VariableScalars(launch, program, sums, (), ())
-        scalars.references = blocks, counts
-    return ReplayedReductions(launch, launches, scalars, "d")
+    if not group.is_direct:
+        raise TypeError("Small matrices have copied slots.")
+    blocks, counts, dtype = group.blocks, group.block_counts, launch.dtype
+    sums = blocks.ctypes.data, len(counts), counts.ctypes.data
+    groups: list[PassGroup] = []
+    launches: list[Any] = []
+    for (sweep,), (passes, stages) in zip(group.sweeps, group.plan.sweeps, strict=True):
+        small = _SmallLaunch(sweep, launch)
+        if groups:
+            program = _trace_scalars(rule, groups, dtype, np.float64)
+            launches.append(VariableScalars((small.kernel.scalars, small.rows), program, sums))
+        launches.append(small)
+        measures = tuple(entry for entry in passes if isinstance(entry, Measure))
+        groups.append(PassGroup(measures, stages=stages))
+    if groups:
+        program = _trace_scalars(rule, groups, dtype, np.float64)
+        launches.append(VariableScalars(launch.row_target(), program, sums))
+    return ReplayedReductions(launch, launches, "d", (blocks, counts))
 
 
 class _StageLaunch:
@@ -192,32 +169,33 @@ class _Memory:
     """Results, sizes and addresses for passes over rows and columns.
 
     Args:
-        rule, groups: The rule, and the result of `_sort_passes`.
+        rule: The rule, of which `group_passes` returns groups.
         group: The variables.
         slots: The `shaped_slots` of each variable.
 
     Attributes:
         sizes: As of `Lines`.
         numbers: For each variable its measures over variables and, without `per_variable`, sizes.
-        leaf_counts: The number of rows of `numbers` of each variable, 1.
+        sums: The addresses and the length of `numbers`, as for `VariableScalars`.
+        slot_types: The result of `_find_slot_types`.
         scratch: Memory for a number of each row or column of a matrix.
     """
 
-    def __init__(
-        self, rule: Rule, groups: Sequence[PassGroup], group: Any, slots: Sequence[Sequence[Tensor]]
-    ) -> None:
+    def __init__(self, rule: Rule, group: Any, slots: Sequence[Sequence[Tensor]]) -> None:
         self.sizes: Int64 = group.lines.sizes
+        self.slot_types = _find_slot_types(slots, group.dtype)
         matrices, rows, columns = self.sizes[:, :3].T
         size_columns = [rows, columns, matrices * rows * columns]
-        self._names = _numbers_of(groups)
+        self._names = _numbers_of(rule)
         numbers = [np.zeros(len(rows))] * len(self._names)
         has_sizes = rule.per_variable is None
         self.numbers = np.stack([*numbers, *size_columns[: len(SIZES) * has_sizes]], 1) * 1.0
-        self.leaf_counts = np.ones(len(rows), np.int64)
+        self._leaf_counts = np.ones(len(rows), np.int64)
+        self.sums = self.numbers.ctypes.data, len(rows), self._leaf_counts.ctypes.data
         self.scratch = np.zeros(max(rows.max(), columns.max()))
         self._results: list[Float64] = []
         self._words: dict[str, Any] = dict(zip(SIZE_WORDS, self.sizes.T, strict=True))
-        for measure in (measure for pass_group in groups for measure in pass_group.measures):
+        for measure in chain.from_iterable(x.measures for x in group_passes(rule) or ()):
             self._words[f"result_{measure.makes}"] = self._place_result(measure)
         vectors = zip(rule.vectors, group.lines.base_of((*rule.vectors,)).T, strict=False)
         self._words |= {f"vector_{name}": addresses for name, addresses in vectors}
@@ -247,8 +225,8 @@ class _Memory:
         return np.ascontiguousarray(np.array(columns, np.int64).T)
 
 
-def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
-    """Return the storage types of a variable's slots with a number per row or column.
+def _find_slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
+    """Return the storage types of slots with a number per row or column, equal for all variables.
 
     Raises:
         TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
@@ -283,34 +261,54 @@ def replay_lines(
         TypeError: Native code cannot run the passes. Or a slot of shape () has another dtype than
             the compute dtype, or belongs to two variables.
     """
-    groups, group, dtype = _sort_passes(rule), launch.group, launch.dtype
+    groups, group, dtype = group_passes(rule), launch.group, launch.dtype
+    if groups is None:
+        raise TypeError("Kernels cannot run all passes.")
     if isinstance(group, ShortGroup):
-        return _replay_small(rule, groups, launch)
-    memory = _Memory(rule, groups, group, shaped_slots)
-    line_sweeps = [group.line_sweep(x.measures, stages, launch.base) for x in groups[1:]]
+        return _replay_small(rule, launch)
+    memory = _Memory(rule, group, shaped_slots)
+    launches = _launch_sweeps(rule, groups, launch, stages, memory)
+    if rule.per_variable is not None:
+        program, slot_names = program_of(rule, dtype), [slot.name for slot in rule.measured_slots]
+        arguments = program, memory.sums, scalar_slots, slot_names
+        launches.append(VariableScalars(launch.row_target(), *arguments))
+    elif _numbers_of(rule):
+        program = _trace_scalars(rule, groups, dtype, dtype)
+        launches.append(VariableScalars(launch.row_target(), program, memory.sums))
+    return ReplayedReductions(launch, launches, "d", memory)
+
+
+def _launch_sweeps(
+    rule: Rule, groups: Sequence[PassGroup], launch: Any, stages: Stages, memory: _Memory
+) -> list[Any]:
+    """Return launches of all sweeps, of stages, and of numbers that a sweep reads, in order.
+
+    Args:
+        rule, groups: The rule, and the result of `group_passes`.
+        launch, stages: As for `replay_lines`.
+        memory: The memory of the variables.
+    """
+    sweeps = [launch.group.line_sweep(x.measures, stages, launch.base) for x in groups[1:]]
     # Kernels read the addresses of gradients from the second column of their tables.
     pairs = [
         (launch.base[member:, 1:].ctypes.data, sweep.base[member:, 1:].ctypes.data)
-        for sweep in line_sweeps
+        for sweep in sweeps
         for member in range(len(memory.sizes))
     ]
-    readers = [launch.kernel, *(sweep.kernel for sweep in line_sweeps)]
+    readers = [launch.kernel, *(sweep.kernel for sweep in sweeps)]
     read_names = {name for kernel in readers for name in kernel.vectors}
     copied_slots = tuple(x.name for x in rule.shaped_slots if x.name in read_names)
-    common = _slot_types(shaped_slots, dtype), np.dtype(dtype).name, group.flush and bool(stages)
-    launches: list[Any] = []
-    for (measures, fused, _), sweep in zip(groups, [None, *line_sweeps], strict=True):
-        line_stage = LineStage(rule, measures, fused, copied_slots, *common)
+    flush = launch.group.flush and bool(stages)
+    common = memory.slot_types, np.dtype(launch.dtype).name, flush
+    # Only the first kernel copies addresses and slots.
+    line_stage = LineStage(rule, (), groups[0].fused_stages, copied_slots, *common)
+    launches: list[Any] = [_StageLaunch(line_stage, memory, memory.table(line_stage, None), pairs)]
+    for k, (pass_group, sweep) in enumerate(zip(groups[1:], sweeps, strict=True), 1):
+        if pass_group.reads_numbers:
+            program = _trace_scalars(rule, groups[:k], launch.dtype, np.float64)
+            target = sweep.kernel.scalars, sweep.rows
+            launches.append(VariableScalars(target, program, memory.sums))
+        line_stage = LineStage(rule, pass_group.measures, pass_group.fused_stages, (), *common)
         table = memory.table(line_stage, sweep)
-        launches += [] if sweep is None else [sweep]
-        launches.append(_StageLaunch(line_stage, memory, table, pairs))
-        # Only the first kernel copies addresses and slots.
-        pairs, copied_slots = [], ()
-    scalars: VariableScalars | None = None
-    if memory.numbers.shape[1] > len(SIZES) or rule.per_variable is not None:
-        counts = memory.leaf_counts
-        sums = memory.numbers.ctypes.data, len(counts), counts.ctypes.data
-        slot_names = [slot.name for slot in rule.measured_slots]
-        program = _trace_scalars(rule, groups, dtype, dtype)
-        scalars = VariableScalars(launch, program, sums, scalar_slots, slot_names)
-    return ReplayedReductions(launch, launches, scalars, "d")
+        launches += [sweep, _StageLaunch(line_stage, memory, table, ())]
+    return launches

@@ -200,7 +200,7 @@ class ReplayedPairs:
                 measures,
                 clipping,
                 self._launches.programs,
-                *self._launches.rule_measures(),
+                self._launches.rule_measures(),
             )
         )
         self._drop_dicts(attributes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from struct import Struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,6 @@ from thalweg._engines.cpu.scalar_program import NONE
 if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype, Stages
     from thalweg.formula import Rule
-
-_DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
 class PlaceScalars:
@@ -104,10 +103,11 @@ class _ScalarTable(NamedTuple):
 
 
 class VariableScalars:
-    """Program that computes each variable's scalars natively, from a rule's reductions.
+    """Launch that computes scalars of each variable from a rule's reductions.
 
     Args:
-        launch: The kernel, a `Launch`, which reads the scalars; each of its variables gets a row.
+        target: The names and rows of the scalars of the kernel that reads the results; a row for
+            each variable.
         program: Computes the scalars; its first inputs are `sums`, then `slots`.
         sums: (address of the results of reductions, number of variables, address of the leaf
             counts). A leaf is a run of elements that is summed by itself. The results of a variable
@@ -116,42 +116,40 @@ class VariableScalars:
         slot_names: The scalars that become the values of these slots.
 
     Attributes:
-        record: The block of `_engines/cpu/replay_reductions.py`.
-        inputs: The scalars that the program reads.
-        references: Further objects that keep the memory of `sums` alive.
+        kernel, address: The compiled function and the address of its argument, a block of
+            `_engines/cpu/replay_reductions.py`.
+        rows: The scalars that the program reads.
+        letter: The type of `struct` to which `rows` are rounded.
 
     Raises:
         TypeError: A slot is not of the compute dtype, or two variables share a slot.
     """
 
+    is_serial = True
+
     def __init__(
         self,
-        launch: Any,
+        target: tuple[Sequence[str], Array],
         program: Program,
         sums: tuple[int, int, int],
-        slots: Sequence[Sequence[Tensor]],
-        slot_names: Sequence[str],
+        slots: Sequence[Sequence[Tensor]] = (),
+        slot_names: Sequence[str] = (),
     ) -> None:
-        self.references: Any = None
-        _, own_rows = launch.use_member_rows()
-        self._program, (self._record,) = program, make_program_records(1)
-        program.place(self._record, launch.names, 0, 1)
-        letter = "f" if program.is_narrow else "d"
-        inputs = np.zeros((len(launch.members), len(program.names)))
-        self.inputs = _ScalarTable(program.names, inputs, letter)
-        self._slot_addresses = _addresses_of(slots, _DTYPES[launch.dtype])
-        self._results = program.registers_of(slot_names)
-        self.record = rule_scalars_record(
-            measures_routine(),
-            sums,
-            len(program.inputs) - len(program.names) - len(slot_names),
-            inputs,
-            self._record,
-            own_rows,
-            self._slot_addresses,
-            self._results,
-            len(slot_names),
-        )
+        names, target_rows = target
+        (record,) = make_program_records(1)
+        program.place(record, names, 0, 1)
+        self.kernel = SimpleNamespace(address=measures_routine(), scalars=program.names)
+        self.rows = np.zeros((len(target_rows), len(program.names)))
+        self.letter = "f" if program.is_narrow else "d"
+        slot_dtype = torch.float32 if program.is_narrow else torch.float64
+        addresses = _addresses_of(slots, slot_dtype)
+        results = program.registers_of(slot_names)
+        count = len(program.inputs) - len(program.names) - len(slot_names)
+        arrays = self.rows, record, target_rows, addresses, results
+        self._block = rule_scalars_record(sums, count, *arrays)
+        self.address = self._block.ctypes.data
+        # The block has only addresses, so the attribute keeps their memory alive.
+        self._references = program, arrays
 
 
 class ReplayedReductions:
@@ -160,21 +158,22 @@ class ReplayedReductions:
     Args:
         launch: The kernel of the update, a `Launch`.
         sweeps: The launches, in order. Each has the attributes `kernel`, `address`, `rows` (one for
-            each variable), `is_serial` and `threads` of a `Sweep`.
-        scalars: Computes scalars of the update from the reductions; None if the update needs none.
-        letter: The type of `struct` to which scalars of launches are rounded.
+            each variable), `is_serial` and, if that is False, `threads` of a `Sweep`.
+        letter: The type of `struct` to which scalars of launches without a `letter` are rounded.
+        references: Objects that keep memory of the launches alive.
 
     Attributes:
         given: The scalars of the tables, if the native call computes them.
     """
 
     def __init__(
-        self, launch: Any, sweeps: Sequence[Any], scalars: VariableScalars | None, letter: str
+        self, launch: Any, sweeps: Sequence[Any], letter: str, references: Any = None
     ) -> None:
         self._places, own_rows = launch.use_member_rows()
-        self.sweeps, self.scalars = sweeps, scalars
-        tables = [_ScalarTable(x.kernel.scalars, x.rows, letter) for x in sweeps]
-        tables += [scalars.inputs] if scalars is not None else []
+        self.sweeps, self._references = sweeps, references
+        tables = [
+            _ScalarTable(x.kernel.scalars, x.rows, getattr(x, "letter", letter)) for x in sweeps
+        ]
         self._tables = [table for table in tables if table.names]
         kernel_letter = "f" if own_rows.itemsize == 4 else "d"
         self._all_tables = [*self._tables, _ScalarTable(launch.names, own_rows, kernel_letter)]
@@ -194,10 +193,12 @@ class ReplayedReductions:
 
         Args:
             scalars: {name: scalar} for each place, a set of variables with equal hyperparameters.
+                Missing names are 0 until a launch computes them.
         """
         for names, rows, letter in self._tables:
             layout = Struct(f"={len(names)}{letter}")
-            place_rows = [_rounded(layout, [values[name] for name in names]) for values in scalars]
+            rows_by_place = ([values.get(name, 0) for name in names] for values in scalars)
+            place_rows = [_rounded(layout, row) for row in rows_by_place]
             np.take(np.array(place_rows), self._places, 0, rows, "clip")
 
     def set_shared(self, scalars: Mapping[str, Any]) -> None:
@@ -246,9 +247,9 @@ def replay_sums(
     sweep = launch.group.sweep(formulas, stages, launch.base, len(launch.members))
     slot_names = [slot.name for slot in rule.measured_slots]
     program = program_of(rule, launch.dtype)
-    scalars = VariableScalars(launch, program, sweep.record(), slots, slot_names)
+    scalars = VariableScalars(launch.row_target(), program, sweep.record(), slots, slot_names)
     # Updates read scalars in the compute dtype, so reductions use the rounded values.
-    return ReplayedReductions(launch, [sweep], scalars, "f" if program.is_narrow else "d")
+    return ReplayedReductions(launch, [sweep, scalars], scalars.letter)
 
 
 def _addresses_of(slots: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Int64:

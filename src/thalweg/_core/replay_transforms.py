@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thalweg._base.lazy import lazy
@@ -10,7 +10,7 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
-from thalweg._core.replay import GuardTable, Launch, Launches, plan_of, replay_kernel
+from thalweg._core.replay import GuardTable, Launches, plan_of, replay_kernel
 from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
@@ -18,7 +18,6 @@ from thalweg._engines.cpu.replay_records import span_of
 from thalweg._engines.protocol import Columns, Dtype, Reduction, as_array
 
 if TYPE_CHECKING:
-    from thalweg._engines.cpu.launch import Compiled
     from thalweg._engines.cpu.reductions import Sweep
 
 Scalars = Mapping[Dtype, Mapping[str, Any]]
@@ -78,10 +77,11 @@ class ReplayedTransforms:
         self._variable_names = {
             name for name, argument in arguments.items() if argument is not None
         }
-        used_launches = launches.all if self._variable_names else ()
-        if any(launch.measures is not None for launch in used_launches):
+        self._launches = launches.all if self._variable_names else ()
+        if any(launch.measures is not None for launch in self._launches):
             raise NotMeasured
-        self._rows = [_VariableRows(launch, self._variable_names) for launch in used_launches]
+        for launch in self._launches:
+            launch.use_member_rows()
         self._variables = [var for plan in plans for var in plan.request.variables]
         self._dtypes = {dtype for plan in plans for dtype in plan_of(plan).dtypes}
         self._reduction = Reduction("sums", transforms.measured, transforms.first)
@@ -116,9 +116,6 @@ class ReplayedTransforms:
             raise NotMeasured
         columns = Columns({dtype: {} for dtype in self._dtypes}, {})
         stats = _RepeatedStats(transforms, self, self._variables, columns, (), False)
-        for _, dtype, sweep in self._sweeps:
-            if sweep.kernel.scalars:
-                _set_rows(sweep.kernel, sweep.rows, transforms, dtype)
         shared: dict[str, Any] = {}
         if self._norm is not None:
             self._norm.set(transforms, stats.plain_range)
@@ -127,6 +124,8 @@ class ReplayedTransforms:
             shared = {"unscaling": transforms.unscaling[0], **shared}
         # Scalars that do not depend on gradients.
         self._shared = {dtype: {**shared, **transforms.shared(dtype)} for dtype in self._dtypes}
+        for _, dtype, sweep in self._sweeps:
+            sweep.rows[0] = [self._shared[dtype][name] for name in sweep.kernel.scalars]
         self._transforms, self._stats = transforms, stats
 
     def last_norm(self, taken: int) -> tuple[float, float] | None:
@@ -263,8 +262,10 @@ class ReplayedTransforms:
         Args:
             by_variable: {name: vector over the variables}.
         """
-        for rows in self._rows:
-            rows.set(by_variable)
+        for launch in self._launches:
+            names, rows = launch.row_target()
+            for name in self._variable_names:
+                rows[:, names.index(name)] = by_variable[name][launch.members]
 
     # Interface of `Reductions`, for `GradientStats`.
 
@@ -282,35 +283,3 @@ class ReplayedTransforms:
             return self._sweeps[0][2].sums()
         sums = ((members, sweep.sums()) for members, _, sweep in self._sweeps)
         return as_array(reduction.gather(len(self._variables), sums))
-
-
-class _VariableRows:
-    """Rows of scalars of a kernel, one for each variable.
-
-    Args:
-        names: The names of the scalars that differ between variables.
-    """
-
-    def __init__(self, launch: Launch, names: Collection[str]) -> None:
-        self._members = launch.members
-        _, self._rows = launch.use_member_rows()
-        self._columns = {name: launch.names.index(name) for name in names}
-
-    def set(self, by_variable: Mapping[str, Any]) -> None:
-        """Write the elements of the kernel's variables to its rows, one column for each name."""
-        for name, column in self._columns.items():
-            self._rows[:, column] = by_variable[name][self._members]
-
-
-def _set_rows(
-    kernel: Compiled, rows: Float64, transforms: GradientTransforms, dtype: Dtype
-) -> None:
-    """Write the transforms' scalars to the first row of a kernel that sums squares.
-
-    Args:
-        rows: The rows of the kernel's scalars; changed.
-        dtype: The compute dtype.
-    """
-    shared = transforms.shared(dtype)
-    unscaling = transforms.unscaling
-    rows[0] = [unscaling[0] if name == "unscaling" else shared[name] for name in kernel.scalars]

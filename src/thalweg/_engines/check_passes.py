@@ -81,14 +81,14 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
 def _check_stage(stage: Stage, available: _Available) -> None:
     """Raise RuleError if a stage takes an unknown value or fails over random matrices."""
     rule, pass_names, measure_dims, scalars = available
+    if isinstance(stage, FusedStage):
+        read_stage(rule, stage)
     takes_sizes = rule.is_of_lines and not stage.of_matrices
     allowed = {*scalars, *SIZES} if takes_sizes else scalars
     for name in stage_inputs(stage).required:
         label = f"{type(stage).__name__} {place_of(stage.function)}"
         if name != RANDOM:
             check_stage_input(label, name, [*pass_names, *measure_dims], allowed, rule)
-    if isinstance(stage, FusedStage):
-        read_stage(rule, stage)
     _try_stage(stage, available)
 
 

@@ -8,6 +8,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from thalweg._base.composed_formula import ComposedFormula
@@ -67,11 +68,15 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
     """Return the cached, checked source of a formula.
 
     Args:
+        function: The formula. A `functools.partial` binds some of its scalars to numbers.
         is_stage: True for the formula of a `FusedStage`.
 
     Raises:
-        RuleError: The formula is not straight arithmetic. The message names formula and line.
+        RuleError: The formula is not straight arithmetic. The message names formula and line. Or a
+            bound name is not a scalar of the formula.
     """
+    if isinstance(function, functools.partial):
+        return _bind_constants(read_source(function.func, is_stage), function)
     sources = _sources.get(function, {}) if isinstance(function, types.FunctionType) else {}
     if is_stage not in sources:
         sources[is_stage] = _parse_source(function, is_stage)
@@ -99,6 +104,22 @@ def _parse_source(function: Any, is_stage: bool) -> FormulaSource:
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
     )
+
+
+def _bind_constants(source: FormulaSource, bound: Any) -> FormulaSource:
+    """Return a source that first assigns the numbers that a `functools.partial` binds.
+
+    Raises:
+        RuleError: A keyword is not a scalar of the formula.
+    """
+    body: list[ast.Assign] = []
+    for name, value in bound.keywords.items():
+        if name not in source.scalars:
+            raise RuleError(f"{place_of(bound)} has no scalar {name} to bind.")
+        call = ast.Call(ast.Name(LITERAL, ast.Load()), [ast.Constant(float(value))], [])
+        body.append(ast.Assign([ast.Name(LOCAL_PREFIX + name, ast.Store())], call))
+    scalars = tuple(name for name in source.scalars if name not in bound.keywords)
+    return replace(source, scalars=scalars, body=(*body, *source.body))
 
 
 _graphs: weakref.WeakKeyDictionary[Any, FormulaGraph] = weakref.WeakKeyDictionary()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure, Pass, Stage
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, trace_formula
-from thalweg._engines.matrix_batches import stage_inputs
+from thalweg._engines.fused_stage import read_stage
+from thalweg._engines.matrix_batches import RANDOM, stage_inputs
 from thalweg.formula import Rule, Slot, is_like_update
 
 
@@ -105,40 +107,79 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 class PassGroup(NamedTuple):
     """Measures that are computed in one pass over memory, and the following stages.
 
+    A *number* is a measure over variables, or what a stage has computed in its place.
+
     Attributes:
-        measures: The measures; () for stages before the first measure or after a plain stage.
+        measures: The measures; () for stages before the first measure.
+        reads_numbers: True if a measure reads a number of an earlier group.
         fused_stages: The fused stages after the measures.
-        stages: The stages after the fused stages; they read no vectors over rows or columns.
+        stages: The stages after the measures, which read and change only numbers.
     """
 
     measures: tuple[Measure, ...]
+    reads_numbers: bool = False
     fused_stages: tuple[FusedStage, ...] = ()
     stages: tuple[Stage, ...] = ()
+
+    @property
+    def numbers(self) -> list[str]:
+        """Names of the measures over variables."""
+        return [measure.makes for measure in self.measures if measure.over == "variable"]
 
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Return the passes of a rule in groups: measures, then fused stages, then other stages.
+    """Return the passes over rows and columns of a rule, then its `measures`, in groups.
 
-    The first group has no measures. Return None if the rule has a `Pass`. Also return None if a
-    stage that is no `FusedStage` takes matrices, or reads vectors over rows or columns.
+    The first group has no measures. Return None if `_can_run_passes` returns False.
     """
-    groups, measures = [PassGroup(())], group_measures(rule)
+    if not _can_run_passes(rule):
+        return None
+    groups, sweeps, numbers = [PassGroup(())], group_measures(rule), set[str]()
     for entry in rule.passes:
+        last_group = groups[-1]
         if isinstance(entry, FusedStage):
-            if groups[-1].stages:
-                groups.append(PassGroup(()))
-            groups[-1] = groups[-1]._replace(fused_stages=(*groups[-1].fused_stages, entry))
-        elif isinstance(entry, Measure):
-            groups += [PassGroup(measures[entry])] if entry in measures else []
-        elif isinstance(entry, Stage) and not entry.of_matrices:
-            names = {name for names in stage_inputs(entry) for name in names}
-            if not names.isdisjoint(rule.vectors):
-                return None
-            groups[-1] = groups[-1]._replace(stages=(*groups[-1].stages, entry))
-        else:
-            return None
+            groups[-1] = last_group._replace(fused_stages=(*last_group.fused_stages, entry))
+        elif isinstance(entry, Stage):
+            groups[-1] = last_group._replace(stages=(*last_group.stages, entry))
+        elif entry in sweeps:
+            scalars = (trace_formula(measure.function).scalars for measure in sweeps[entry])
+            reads_numbers = not numbers.isdisjoint(chain.from_iterable(scalars))
+            groups.append(PassGroup(sweeps[entry], reads_numbers))
+            numbers |= {*groups[-1].numbers}
+    if rule.measures:
+        measures = (Measure(formula, name) for name, formula in rule.measures.items())
+        groups.append(PassGroup(tuple(measures)))
     return tuple(groups)
+
+
+def _can_run_passes(rule: Rule) -> bool:
+    """Return True if kernels can run all passes of a rule, and scalar programs its stages.
+
+    The rule must have rows or columns, no `Pass`, only sums as numbers, and not both numbers and
+    `measures`. A fused stage must not read `element_count`. A stage must run at each step, read a
+    number, and have only required inputs. It must read no vector, no random numbers, and no number
+    that an earlier measure of rows or columns reads, because kernels may repeat that measure.
+    """
+    numbers, read_names = set[str](), {*rule.vectors, RANDOM}
+    for entry in rule.passes:
+        if isinstance(entry, Measure):
+            if entry.over != "variable":
+                read_names |= numbers.intersection(trace_formula(entry.function).scalars)
+                continue
+            numbers.add(entry.makes)
+            if entry.reduce != "sum" or rule.measures:
+                return False
+        elif isinstance(entry, FusedStage):
+            if "element_count" in read_stage(rule, entry).scalars:
+                return False
+        elif isinstance(entry, Pass) or entry.of_matrices or entry.every != 1:
+            return False
+        else:
+            required, optional = stage_inputs(entry)
+            if optional or numbers.isdisjoint(required) or not read_names.isdisjoint(required):
+                return False
+    return rule.is_of_lines and rule.vectors.keys().isdisjoint(rule.measures)
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:

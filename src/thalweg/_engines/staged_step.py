@@ -35,7 +35,7 @@ from thalweg._engines.matrix_batches import (
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
-from thalweg._engines.pass_updates import build_pass_updates, group_measures
+from thalweg._engines.pass_updates import build_pass_updates, group_measures, group_passes
 from thalweg._engines.protocol import (
     NO_COLUMNS,
     Call,
@@ -472,22 +472,14 @@ class StagedStep:
         names = [name for inputs in parameters for names in inputs for name in names]
         return tuple(dict.fromkeys([*names, COUNT]))
 
-    def has_stages_alone(self) -> bool:
-        """Return True if all passes are over elements, or stages over whole matrices on the CPU."""
-        return (
-            all(type(entry) in (Pass, Stage) for entry in self._rule.passes)
-            and type(self._matrices) is WholeMatrices
-            and not (self._rule.is_of_lines or self._short_groups or self._variable_numbers)
-        )
+    def can_replay_passes(self) -> bool:
+        """Return True if replays can run the passes natively, or stages between native calls.
 
-    def has_native_lines(self) -> bool:
-        """Return True if a replay may run passes over rows and columns natively.
-
-        The rule must have row or column passes. Matrices must be unsharded. No stage may draw
-        random numbers. `_core/replay_lines.py` raises TypeError for unsupported passes.
+        Matrices must be unsharded, and no stage may draw random numbers. `group_passes` must accept
+        a rule over rows and columns.
         """
-        is_unsharded = type(self._matrices) is WholeMatrices
-        return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
+        is_simple = type(self._matrices) is WholeMatrices and not self._variable_numbers
+        return is_simple and (not self._rule.is_of_lines or group_passes(self._rule) is not None)
 
     def replay_passes(
         self,
@@ -497,7 +489,7 @@ class StagedStep:
     ) -> tuple[int, list[Call]]:
         """Run the rule's passes and matrix stages in order; write neither variables nor slots.
 
-        Call `replay_passes` only if `has_stages_alone` returns True.
+        Call `replay_passes` only for a rule without passes over rows and columns.
 
         Args:
             run_pass: `run_pass(index)` runs a pass and returns 0, or a status that ends the run.

@@ -1,6 +1,6 @@
 """Diagnostics of Keras and TensorFlow 1 optimizers, which have no constructor option for them.
 
-A measured step takes the slow path, as the first step does; all others may be replayed.
+Steps that are not measured may be replayed: they repeat the kernel calls of an earlier step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thalweg.variable import titles_of
 
 
 def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Diagnostics:
-    """Start to measure steps of a Keras or TensorFlow 1 optimizer.
+    """Start measuring steps of a Keras or TensorFlow 1 optimizer.
 
     Args:
         optimizer: The optimizer, its wrapper, an optimizer of `thalweg.integrations.keras3`, or the
@@ -36,13 +36,13 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
         every, sinks: As for `Diagnostics`.
 
     Returns:
-        The `Diagnostics`, with the tables and `log_loss`.
+        A new `Diagnostics`, whose attribute `table` has the measurements.
 
     Raises:
         InvalidTypeError: `optimizer` has another type.
         FailedPreconditionError: The optimizer is measured already.
-        NotImplementedError: Methods of a subclass update variables one by one. Or the optimizer is
-            in a graph, which calls methods of a subclass only once, when it is built.
+        NotImplementedError: A method of a subclass updates single variables, or is called only once
+            because the optimizer is in a graph.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -72,7 +72,7 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
 
 
 def detach(optimizer: Any) -> None:
-    """Send the pending table to the sinks, and stop to measure steps of an optimizer.
+    """Stop measuring steps of an optimizer. Send the last table to the sinks if it is not sent yet.
 
     Args:
         optimizer: As for `attach`.
@@ -125,7 +125,7 @@ def _title(optimizer: object) -> str:
 
 
 def _graph_error(optimizer: object) -> NotImplementedError:
-    """Return the error for an optimizer with hooks that are called once, when a graph is built."""
+    """Return the error for an optimizer of a graph with a method that is called only once."""
     return NotImplementedError(
         f"diagnostics of {_title(optimizer)} are not defined in a graph, which calls functions of a"
         " subclass once, when it is built. Set HOOKS_AT_EACH_RUN = True in the class, or"
@@ -134,7 +134,7 @@ def _graph_error(optimizer: object) -> NotImplementedError:
 
 
 def find_optimizer(optimizer: Any) -> Any:
-    """Return the Keras or v1 optimizer that takes the steps of `optimizer`, without wrappers.
+    """Return the Keras or v1 optimizer inside of all wrappers.
 
     Args:
         optimizer: An optimizer of `thalweg.keras.optimizers` or `thalweg.v1`, or an object whose
@@ -162,16 +162,16 @@ class _Watch(StepWatch):
     """Measurements of a step. The table lists low-precision copies instead of float32 masters."""
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
-        """Return the parameters of variables; copies stand for their masters."""
+        """Return the variables of the request. A low-precision copy replaces its float32 master."""
         copies = request.copies or [None] * len(request.variables)
         pairs = zip(request.variables, copies, strict=True)
         return [var if copy is None else copy for var, copy in pairs]
 
 
 class Attached(TableRecorder):
-    """Recorder of an optimizer while its steps are measured.
+    """Recorder of an optimizer's measured steps, between `attach` and `detach`.
 
-    A table has one row per name of all variables in measured steps so far.
+    A table has a row for each variable of earlier measured steps, too. Rows are keyed by name.
 
     Args:
         optimizer: The optimizer.
@@ -221,14 +221,14 @@ class Attached(TableRecorder):
         )
 
     def between(self, step: Any) -> Between:
-        """Return a wrapper of a replayed step that replays only steps that are not measured."""
+        """Return a wrapper of a replayed step. The wrapper does not replay measured steps."""
         return Between(step, self)
 
     @contextmanager
     def around(self, hooks: Any) -> Generator[None]:
-        """Return a context manager that counts the step in its block; measure it if `is_due()`.
+        """Count the step in a `with` block if it is committed, and record a measured step.
 
-        `hooks.watch` becomes the step's `_Watch`, or None. An uncommitted step is not counted.
+        Set `hooks.watch` to a new `_Watch` if the step is measured, else to None.
 
         Raises:
             NotImplementedError: Variables are distributed over ranks.
@@ -255,7 +255,7 @@ class Attached(TableRecorder):
 
 
 class Between:
-    """Wrapper of a replayed step, which does not replay steps that are measured."""
+    """Wrapper of a replayed step that does not replay measured steps."""
 
     is_due = False
     # The step may call functions of the user.
@@ -271,18 +271,18 @@ class Between:
 
     @property
     def read(self) -> Any:
-        """Results of user functions if the step was then not replayed; else None."""
+        """Results of user functions that `take` called before it returned False; else None."""
         return getattr(self._step, "read", None)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Return True if the next step is not measured and can be replayed for these pairs."""
+        """Return True if the next step is not measured, and `pairs` can be replayed."""
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
-        """Replay the step and return True; return False if it is measured or a guard fails.
+        """Replay the step and return True. Return False if the step is measured or has changed.
 
         `inputs` has the step's arguments, such as gradients. If the optimizer has another recorder
-        now, return False and delete the replay from `plan_cache`.
+        now, delete the replay from `plan_cache` and return False.
         """
         if optimizer._recorder is not self._recorder:
             plan_cache.replay = None

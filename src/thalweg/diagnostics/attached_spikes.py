@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
-    """Let a judge decide about the steps of an optimizer; see `Spikes.attach`."""
+    """Let `judge` decide which steps of an optimizer are taken; see `Spikes.attach`."""
     innermost = find_optimizer(optimizer)
     class_name = type(innermost).__name__
     if judge.keep and not hasattr(innermost, "weights"):
@@ -35,13 +35,13 @@ def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
 
 
 class _SlotSource(StepSource):
-    """Interface of an optimizer of Keras or TensorFlow 1 to `Spikes`."""
+    """Access of `Spikes` to an optimizer of Keras or TensorFlow 1."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy variables and state; return a function that returns calls to restore the copy.
+        """Copy variables and state. Return a function that returns calls to restore the copy.
 
         Raises:
-            NotImplementedError: The variables are of a graph.
+            NotImplementedError: A variable belongs to a graph.
         """
         optimizer = self.optimizer
         tensors: list[Tensor] = [*optimizer._slots.owners(), *optimizer.weights]
@@ -54,5 +54,5 @@ class _SlotSource(StepSource):
         return lambda: [partial(memory.copy_, copied_tensor) for memory, copied_tensor in copies]
 
     def skip_calls(self, reason: str) -> list[Call]:
-        """Return no calls: nothing records a step that is left out."""
+        """Return []: skipped steps are not recorded."""
         return []

@@ -1,4 +1,4 @@
-"""Bands (accepted ranges around running medians) of numbers per layer, and departures."""
+"""Bands (accepted ranges above running medians), and departures (unusual numbers of layers)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _TINY, _LARGEST_EXPONENT = 5e-324, 709.0
 
 
 class Departure(NamedTuple):
-    """Departure of one layer from its baseline.
+    """Unusual number of one layer.
 
     Attributes:
-        step: The first step.
+        step: The first step with an unusual number.
         layer: The index of the layer.
-        description: The description of the number.
+        description: A text that says which number is unusual.
         measurement: The measured number.
         baseline: The usual number; NaN if there is none.
         excess: The distance from the baseline, in deviations.
@@ -71,10 +71,10 @@ class NumberBand:
         self.update_limit()
 
     def measure(self) -> tuple[float, float]:
-        """Return (median of `values`, largest number in the band).
+        """Return (median of `values`, upper limit of the band).
 
-        The median is NaN without numbers. With fewer than `WARM_UP` numbers, any float is in the
-        band.
+        The median is NaN if `values` is empty. The limit is the largest float if there are fewer
+        than `WARM_UP` values.
         """
         values = list(self.values)
         if self._is_log:
@@ -88,10 +88,7 @@ class NumberBand:
         return middle, limit if len(values) >= WARM_UP else sys.float_info.max
 
     def update_limit(self) -> None:
-        """Compute `safe_limit`, a lower bound of the band's limit.
-
-        It is valid for `UPDATE_ROWS` further numbers; then call this method again.
-        """
+        """Compute `safe_limit`. Call this method again after `UPDATE_ROWS` further numbers."""
         self._safe_limit = -math.inf
         if len(self.values) >= WARM_UP - UPDATE_ROWS:
             # `UPDATE_ROWS` new numbers move the median by at most so many positions.
@@ -100,7 +97,7 @@ class NumberBand:
 
     @property
     def safe_limit(self) -> float:
-        """Number that is in the band, and may be smaller than its limit."""
+        """Lower bound of the band's upper limit."""
         return self._safe_limit if len(self.values) >= WARM_UP else sys.float_info.max
 
     def __contains__(self, measurement: float) -> bool:
@@ -118,7 +115,7 @@ class RunningMedian:
         self._statistics: tuple[np.ndarray, np.ndarray] | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Append a row with one value per layer; drop the oldest of `WINDOW` rows.
+        """Append a row with one value per layer; keep the last `WINDOW` rows.
 
         A value that is not finite is replaced by the layer's median. The first finite value of a
         layer also fills the layer's earlier rows.
@@ -136,10 +133,10 @@ class RunningMedian:
             self._statistics = None
 
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (medians, deviations) as arrays over layers, NaN without finite values.
+        """Return (medians, deviations), arrays over layers; NaN for a layer without finite values.
 
         A deviation is 1.4826 times the median absolute deviation. After `WINDOW` rows, both arrays
-        are computed only after every `UPDATE_ROWS` further rows.
+        are computed anew only every `UPDATE_ROWS` rows.
         """
         if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
@@ -160,7 +157,7 @@ class RunningMedian:
 
 
 class Duration:
-    """Per layer, the number of rows and the first step of an uninterrupted condition."""
+    """Duration of a condition for each layer: the number of rows and the first step."""
 
     def __init__(self, layers: int) -> None:
         self._rows = np.zeros(layers, np.int64)
@@ -168,10 +165,10 @@ class Duration:
         self._is_reported = np.zeros(layers, bool)
 
     def find_new(self, condition: np.ndarray, step: int) -> np.ndarray:
-        """Add a row; return indices of layers whose condition has now held long enough.
+        """Add a row of flags; return indices of layers whose condition has lasted long enough.
 
-        Long enough is `LASTING_ROWS` rows and `LASTING_STEPS` steps. A layer is returned again only
-        after its condition was false.
+        The condition must be true for `LASTING_ROWS` rows and `LASTING_STEPS` steps. A layer is
+        returned again only after its condition was false.
         """
         self._start_steps[self._rows == 0] = step
         # A resumed training repeats earlier steps.
@@ -184,12 +181,12 @@ class Duration:
 
 
 class Band:
-    """Band of one number per layer, with detection of layers above it.
+    """Bands of one number of all layers, with detection of layers above their band.
 
     Args:
         layers: The number of layers.
-        description: The description of the number.
-        factor: The minimum factor above the median that leaves the band.
+        description: A text for departures that says which number is unusual.
+        factor: The minimum ratio of a number above the band to the median.
         inverted: True if rows are logarithms of the inverse of the number.
 
     Attributes:
@@ -212,8 +209,8 @@ class Band:
     def judge(self, logs: np.ndarray, step: int) -> list[Departure]:
         """Add a row of logarithms, one per layer; return departures that are now confirmed.
 
-        A departure begins in the first row above the band. It is confirmed after `SPIKE_ROWS`
-        consecutive rows above the band. Set `leaving` to the layers of new departures.
+        A departure begins in a layer's first row above its band, and is confirmed after
+        `SPIKE_ROWS` consecutive rows. Set `leaving` to the layers whose departure begins.
         """
         median, deviation = self.running_median.measure()
         scale = np.maximum(deviation, FLOOR)
@@ -235,7 +232,7 @@ class Band:
         return [self._pending.pop(layer)[1] for layer in lasted if layer in self._pending]
 
     def take_recent(self) -> list[Departure]:
-        """Return the unreported departures of the last `RECENT_ROWS` rows; clear all unreported."""
+        """Drop all unconfirmed departures; return those of the last `RECENT_ROWS` rows."""
         recent = [departure for row, departure in self._pending.values()
                   if self._row - row <= RECENT_ROWS]  # fmt: skip
         self._pending.clear()

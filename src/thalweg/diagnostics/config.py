@@ -46,7 +46,7 @@ class StepSource(Protocol):
 
 
 class Diagnostics:
-    """Interval of measured steps, and sinks of their tables.
+    """Interval of measured steps, and sinks that receive the table of each measured step.
 
     Args:
         every: The number of steps from one measured step to the next.
@@ -111,13 +111,12 @@ class Diagnostics:
     def log_loss(self, loss: Any, after: bool = False) -> None:
         """Send the loss of the next step to the sinks; call this method before `step`.
 
-        The loss of a measured step is sent with the table; the loss of any other step, alone.
-        `step(closure)` logs the loss that the closure returns.
+        If the next step is measured, the loss is sent with the table. `step(closure)` logs the loss
+        that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
-            after: True for the loss of the last step, as in `minimize` and sessions; it is sent
-                alone.
+            after: True if `loss` is the loss of the last step. It is sent without a table.
 
         Raises:
             FailedPreconditionError: This object does not belong to an optimizer.
@@ -152,10 +151,10 @@ class Diagnostics:
         self._send("close")
 
     def attach_to(self, source: StepSource) -> None:
-        """Connect to the recorder of an optimizer; forget the last table.
+        """Connect to the recorder of an optimizer; drop the last table.
 
         Raises:
-            FailedPreconditionError: Another optimizer that is still alive uses this object.
+            FailedPreconditionError: This object is connected to an optimizer that still exists.
         """
         if self._source is not None:
             if not self._source.is_gone():
@@ -170,7 +169,7 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call `method` of each `Sink`; call functions if `method` is "table". Warn of errors."""
+        """Call `method` of each `Sink`; call functions if it is "table". Errors become warnings."""
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:
@@ -182,7 +181,7 @@ class Diagnostics:
                 self._warn_once(sink, error)
 
     def _warn_once(self, sink: SinkLike, error: Exception) -> None:
-        """Warn of an error of a sink; do nothing if the sink has failed before."""
+        """Warn of a sink's first error; do nothing for further errors of the sink."""
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))

@@ -1,7 +1,7 @@
 """Incremental reader of diagnostics files in JSON lines.
 
-A header comes first, and again when a training is resumed; then a record for each step. Invalid
-lines are counted and skipped: a process that is killed leaves an incomplete one.
+A file has a header, then a record for each step. A resumed training adds another header. Invalid
+lines are counted and skipped: a process that is killed leaves an incomplete line.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class JsonLinesReader:
         return self._file.tell() / max(1, os.fstat(self._file.fileno()).st_size)
 
     def read_new(self) -> Iterator[Record]:
-        """Yield records added since the last call; keep an incomplete last line for the next call.
+        """Yield records added since the last call, without an incomplete last line.
 
         Read from the start if the file was replaced or shortened.
         """
@@ -149,17 +149,14 @@ class JsonLinesReader:
             raise DataLossError(f"cannot read '{self.path}': {error.strerror}.") from error
 
     def _is_same_file(self) -> bool:
-        """Return True if the path leads to the open file, or does not exist."""
+        """Return True if `self.path` is the open file or does not exist."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except OSError:
             return True
 
     def _parse_line(self, line: bytes) -> Iterator[Record]:
-        """Yield the record of a line; for a header or an invalid line, yield nothing.
-
-        A header is stored. An invalid line is counted in `damaged`.
-        """
+        """Yield the record of a line. Store a header; count an invalid line in `damaged`."""
         if not line.strip():
             return
         try:
@@ -178,7 +175,7 @@ class JsonLinesReader:
             self.damaged += 1
 
     def _read_header(self, fields: dict[str, Any]) -> LogHeader:
-        """Return the header that JSON fields describe.
+        """Return the header with the values of `fields`.
 
         Raises:
             UnsupportedCheckpointError: The version of the file is not supported.
@@ -203,7 +200,7 @@ class JsonLinesReader:
         return LogHeader(every, tuple(names), tuple(sizes), tuple(groups), tuple(fields["columns"]))
 
     def _format_error(self, reason: str) -> DataLossError:
-        """Return the error about a file in another format."""
+        """Return the error for a file in another format."""
         return DataLossError(f"'{self.path}' is no file of diagnostics: {reason}.")
 
 
@@ -225,9 +222,9 @@ class _NumberCache(dict[bytes, float]):
     def read_record(
         self, line: bytes, header: LogHeader, selected: frozenset[str] | None
     ) -> Record | None:
-        """Parse a line as `JsonLines` writes it; return None for other or damaged lines.
+        """Return the record in a line of `JsonLines`; return None if the line is malformed.
 
-        Parse only the `selected` columns; None selects all.
+        Parse only the `selected` columns; None selects all columns.
         """
         # Rows are found as text, because tokens of most rows are cached or equal the latest row.
         begin, end = line.find(b"["), 0
@@ -262,7 +259,7 @@ class _NumberCache(dict[bytes, float]):
 def _read_record(
     fields: dict[str, Any], header: LogHeader, selected: frozenset[str] | None
 ) -> Record:
-    """Return the record that JSON fields describe, with the selected columns."""
+    """Return the record with the values of `fields` and the selected columns."""
     rows: dict[str, np.ndarray] = {}
     for column in header.columns:
         if (selected is None or column in selected) and column in fields:
@@ -281,7 +278,7 @@ def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.n
 
 
 def _read_row(values: list[Any], count: int) -> np.ndarray:
-    """Return a row of `count` numbers as an array; raise ValueError if malformed."""
+    """Return `count` numbers as an array; None is `UNMEASURED`. Raise ValueError if invalid."""
     if not isinstance(values, list) or len(values) != count:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("a column of another length")
     if None in values:

@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 
 
 class TableRecorder(ABC):
-    """Recorder of the tables of one optimizer, which sends them to sinks.
+    """Recorder that makes the tables of one optimizer, and sends the tables to sinks.
 
     Args:
         optimizer: The optimizer, held by a weak reference.
@@ -53,21 +53,21 @@ class TableRecorder(ABC):
 
     @abstractmethod
     def _rows(self, watch: Any) -> tuple[Parameters, Mapping[int, int]]:
-        """Return the parameters of the table, and its row numbers by `id` of the parameter."""
+        """Return the parameters of the table, and {id(parameter): row}."""
 
     def is_due(self) -> bool:
         """Return True if the next step is measured."""
         return self.next_step() % self.config.every == 0
 
     def record(self, watch: StepWatch, step: int, device_flag: Tensor | None) -> None:
-        """Store the measurement of a step after its commit; warn if the measurement fails.
+        """Make the table of a committed step and send it to the sinks. An error causes a warning.
 
-        On a GPU the table is built and sent later, by `settle`.
+        On a GPU, `settle` later makes and sends the table.
 
         Args:
             watch: The measurements.
             step: The number of the step.
-            device_flag: Tensor that is True if a device applied the step; None if the host decided.
+            device_flag: Optional. A bool tensor; False if the device has skipped the step.
         """
         try:
             # Finishes first, since other ranks wait for it even if the previous table fails.
@@ -85,13 +85,13 @@ class TableRecorder(ABC):
             )
 
     def _finish(self, watch: StepWatch, step: int, device_flag: Tensor | None) -> Callable[[], Any]:
-        """Return a function that returns the table, and waits for pending device transfers."""
+        """Return a function that waits for device transfers and returns the table."""
         measurements, (parameters, rows) = watch.finish(), self._rows(watch)
         fetch_flag = None if device_flag is None else fetched(device_flag)
         return lambda: table_of(measurements, rows, parameters, step, fetch_flag)
 
     def settle(self) -> None:
-        """Build the pending table and send it to the sinks, if any. May wait for a device."""
+        """Make the table of a recorded step if it is not made yet; send the table to the sinks."""
         if self._pending is not None:
             (make, loss), self._pending = self._pending, None
             table = make()
@@ -106,7 +106,7 @@ class TableRecorder(ABC):
 
 
 def make_distinct(names: Sequence[str]) -> list[str]:
-    """Return the names with the index appended to repeated ones, as of two models."""
+    """Return the names in order; append the index to each name that occurs several times."""
     counts = Counter(names)
     return [
         name if counts[name] == 1 else f"{name} (index {index})" for index, name in enumerate(names)

@@ -39,7 +39,7 @@ class JsonLines(Sink):
     """Sink that appends a line of JSON for each table, and for each loss without a table.
 
     A header line has the names, sizes and groups of the parameters. It is written first, and again
-    if the parameters change or another process changes the file. Each line is flushed.
+    after the parameters have changed or another process has changed the file. Each line is flushed.
 
     Args:
         path: A path, made absolute at once, or an open text file, which is not closed.
@@ -63,7 +63,7 @@ class JsonLines(Sink):
         self._end: int | None = None
 
     def table(self, table: Table, loss: float | None) -> None:
-        """Append the table, and the loss of its step unless None, as one line."""
+        """Append the table and the loss as one line. None omits the loss."""
         record: dict[str, object] = {"step": table.step, "time": time.time()}
         if loss is not None:
             record["loss"] = json_number(loss)
@@ -77,7 +77,7 @@ class JsonLines(Sink):
         self._write(parameters, {"step": step, "loss": json_number(loss)})
 
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
-        """Write a record; write a header first if the parameters differ from the last record's."""
+        """Write a record, after a header if the parameters changed since the last record."""
         text, has_header = _line(record), parameters == self._header_parameters
         if not has_header:
             self._header = _line(_header(parameters))
@@ -90,9 +90,9 @@ class JsonLines(Sink):
         self._header_parameters = parameters
 
     def _append(self, line: str, has_header: bool) -> None:
-        """Append a line, after a header if needed; after an OSError truncate the file and raise.
+        """Append a line. Append a header first if `has_header` is False or the file was changed.
 
-        A header is needed unless `has_header` and the file is unchanged since the last write.
+        After an OSError, truncate the file to its former size and raise the error.
         """
         # Opened for each line: a training may be killed, forked or copied at any time.
         with open(self._path, "ab+", buffering=0) as file:

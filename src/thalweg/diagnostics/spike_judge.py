@@ -54,7 +54,7 @@ class SpikeAction(NamedTuple):
 
 
 class StepSource:
-    """Interface to the optimizer whose steps are judged.
+    """Access of a `SpikeJudge` to its optimizer.
 
     Args:
         optimizer: The optimizer, held by a weak reference.
@@ -76,14 +76,14 @@ class StepSource:
         return self._ref() is None
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy parameters and state; return a function that returns calls to restore the copy.
+        """Copy parameters and state. Return a function that returns calls to restore the copy.
 
         The function returns [] if restoring is impossible.
         """
         raise NotImplementedError
 
     def skip_calls(self, reason: str) -> list[Call]:
-        """Return calls that record a step that is left out."""
+        """Return calls that record a skipped step."""
         raise NotImplementedError
 
     def mean_over_ranks(self, loss: float) -> float:
@@ -95,11 +95,11 @@ Action = str | Callable[[Warned], object]
 
 
 class SpikeJudge:
-    """Judge that decides which steps are taken; a `StepJudge`.
+    """Object that decides before each step of an optimizer whether the step is taken.
 
     Args:
-        action: "skip", "rollback", or `action(warning)`, which returns either of these, or None to
-            take the step.
+        action: "skip", "rollback", or a function. `action(warning)` returns "skip", "rollback", or
+            None to take the step.
         keep: The maximum number of steps that a rollback takes back.
 
     Attributes:
@@ -123,10 +123,10 @@ class SpikeJudge:
         vars(self).update(_new_history())
 
     def attach_to(self, source: StepSource) -> None:
-        """Connect to an optimizer; clear the history if it has steps of a freed optimizer.
+        """Connect to an optimizer. Clear the history if it has steps of a freed optimizer.
 
         Raises:
-            FailedPreconditionError: Another optimizer that is still alive is judged.
+            FailedPreconditionError: The judge is connected to another optimizer that still exists.
         """
         if self._source is not None and not self._source.is_gone():
             if self._source.optimizer is source.optimizer:
@@ -146,7 +146,7 @@ class SpikeJudge:
         return self._source
 
     def log_loss(self, loss: object) -> None:
-        """Set the loss of the next step: the mean over all ranks, which all call this."""
+        """Set the loss of the next step to the mean over ranks; all ranks must call this method."""
         self._loss = self.source.mean_over_ranks(as_loss(loss))
 
     @property
@@ -155,7 +155,7 @@ class SpikeJudge:
         return [self.step, list(self._losses.values), list(self._norms.values)]
 
     def loading_calls(self, history: object) -> list[Call]:
-        """Return a call that replaces the history (None clears it) and drops all copies.
+        """Return [call]. The call replaces the history and drops all copies; None clears it.
 
         Raises:
             CheckpointMismatchError: The history is invalid.
@@ -164,7 +164,7 @@ class SpikeJudge:
 
     @contextmanager
     def suspend(self) -> Generator[None]:
-        """Hide the logged loss in a `with` block; restore all state of this judge after it."""
+        """Clear the logged loss in a `with` block; then restore the judge's state and loss."""
         state = {**_new_history(*self.history), "_loss": self._loss, "_copies": self._copies}
         try:
             self._loss = None
@@ -173,18 +173,18 @@ class SpikeJudge:
             run([partial(vars(self).update, state)])
 
     def norm_limit(self) -> float:
-        """Return a gradient norm up to which the next step is taken without `decide`.
+        """Return the gradient norm up to which the next step needs no call of `decide`.
 
-        Return -1, below all norms, if the logged loss is outside of its band.
+        Return -1 if the logged loss is outside of its band: every step then needs the call.
         """
         is_loss_inside = self._loss is None or self._loss in self._losses
         return self._norms.safe_limit if is_loss_inside else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
-        """Return the decision to take the step or not, with calls that update the history.
+        """Return a `Decision` for a step with these gradient statistics.
 
-        The history changes only when the calls run. At once, this method may call the callable
-        `action`, copy parameters and state for later rollbacks, and warn of a rollback.
+        The calls update the history, and perform a rollback. This method itself calls the callable
+        `action`, copies parameters and state for later rollbacks, and warns of a rollback.
         """
         norm = float(stats.global_norm)
         warning = self._find_departure(norm)
@@ -195,13 +195,13 @@ class SpikeJudge:
         return Decision(False, [*self._history_calls(norms), *self._action_calls(warning, action)])
 
     def taking_calls(self, norms: Iterable[float]) -> list[Call]:
-        """Return calls that record a step that is taken.
+        """Return calls that add a step to the history.
 
-        With `keep`, copy parameters and state at once, unless the last copy is less than `keep / 2`
-        steps old; a call stores the copy.
+        If `keep` is not 0, and the last copy of parameters and state is at least `keep / 2` steps
+        old, make a new copy now. A call stores the copy.
 
         Args:
-            norms: [gradient norm], or [] if the norm is not finite; read when the calls run.
+            norms: [gradient norm], or [] if the norm is not finite. The calls read this argument.
         """
         step, interval = self.step + 1, (self.keep + 1) // 2
         calls = self._history_calls(norms)
@@ -212,9 +212,9 @@ class SpikeJudge:
         return calls
 
     def skip_calls(self) -> list[Call]:
-        """Return calls that count a step without numbers, such as a step that a loss scale skipped.
+        """Return calls that count a step without loss and norm, such as one that overflowed.
 
-        Every `UPDATE_ROWS` steps, update the safe limits of the bands at once.
+        Every `UPDATE_ROWS` steps, this method also updates the safe limits of the bands.
         """
         if self.step % UPDATE_ROWS == 0:
             self._losses.update_limit()
@@ -222,14 +222,14 @@ class SpikeJudge:
         return [partial(vars(self).update, {"step": self.step + 1, "_loss": None})]
 
     def _history_calls(self, norms: Iterable[float]) -> list[Call]:
-        """Return calls that count a step, and add `norms` and the logged loss to the bands."""
+        """Return calls that count a step and add `norms` and the logged loss to the bands."""
         calls: list[Call] = [*self.skip_calls(), partial(self._norms.values.extend, norms)]
         if self._loss is not None and math.isfinite(self._loss):
             calls.append(partial(self._losses.values.append, self._loss))
         return calls
 
     def _find_departure(self, norm: float) -> Warned | None:
-        """Return a warning if the loss, or else the norm, is outside of its band; or None."""
+        """Return a warning if the loss or the norm is outside of its band, else None."""
         checks = (
             (self._loss, self._losses, "loss left its band", "loss"),
             (norm, self._norms, "gradients left their band", "norm"),
@@ -242,9 +242,10 @@ class SpikeJudge:
         return departures[0] if departures else None
 
     def _choose(self, warning: Warned) -> str | None:
-        """Return "skip" or "rollback" for an unusual step, or None to take the step.
+        """Return "skip" or "rollback", or None if the unusual step is taken nevertheless.
 
-        Raise InvalidTypeError or InvalidArgumentError if a callable action returns another value.
+        Raises:
+            InvalidTypeError, InvalidArgumentError: The callable action returned an invalid value.
         """
         action = self.action if isinstance(self.action, str) else self.action(warning)
         if action is not None and action not in ACTIONS:
@@ -260,10 +261,10 @@ class SpikeJudge:
         return action
 
     def _action_calls(self, warning: Warned, action: str) -> list[Call]:
-        """Return calls that skip the step and append to `actions`; "rollback" restores a copy, too.
+        """Return calls that record the skipped step in `actions`.
 
-        Restore the oldest copy of the last `keep` steps, and warn at once. Without a copy, only
-        skip.
+        For "rollback", calls also restore the oldest copy of the last `keep` steps, and this method
+        warns. Without such a copy, treat "rollback" as "skip".
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
@@ -283,14 +284,14 @@ class SpikeJudge:
 def _new_history(
     step: int = 0, losses: Iterable[float] = (), norms: Iterable[float] = ()
 ) -> dict[str, Any]:
-    """Return the attributes of a judge with a history, and without copies."""
+    """Return the attributes of a judge with this history and without copies."""
     loss_band = NumberBand(LOSS_FRACTION, values=map(float, losses))
     norm_band = NumberBand(NORM_FRACTION, True, map(float, norms))
     return {"step": step, "_loss": None, "_losses": loss_band, "_norms": norm_band, "_copies": ()}
 
 
 def _check_history(history: object) -> list[Any]:
-    """Return [step, losses, norms] of a history; [0, [], []] for None.
+    """Return `history`, [step, losses, norms]; return [0, [], []] for None.
 
     Raises:
         CheckpointMismatchError: The history is invalid.

@@ -1,8 +1,8 @@
 """Detection of unusual events in a training, and of the layers (parameters) that began them.
 
-Each number of a layer is compared with the running median of its logarithm, in units of the running
-deviation. Layers are compared with one another in two cases only: first weights have no history,
-and if most layers leave their band in one step, the cause is the batch of that step.
+The logarithm of each number of a layer is compared with the layer's running median. Layers are
+compared with one another in two cases only: initial weights have no history, and if most layers
+leave their band (range of usual numbers) in one step, the cause is the batch of that step.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", 
 
 
 class Spikes:
-    """Detector of unusual events, fed with one step at a time, or with a file by `read`.
+    """Detector of unusual events. `feed` takes one step, `read` takes a file.
 
-    With an action, it is also the option `spikes` of an optimizer, which then skips steps whose
-    gradient norm or loss is outside of its band. All ranks decide alike.
+    With an action, pass it to an optimizer as `spikes=`. The optimizer then skips steps whose
+    gradient norm or loss is outside of its band. All ranks make the same decision.
 
     Args:
         action: Optional. "skip" skips the step. "rollback" also restores parameters and state of up
             to `keep` steps ago, and warns with the numbers of the batches. A function
             `action(warning)` is called before the step, and returns "skip", "rollback", or None to
             take the step.
-        keep: Optional. The maximum number of steps that are taken back; 20 for "rollback" if None.
-            Two copies of parameters and state are kept. Required for a function that may return
-            "rollback".
+        keep: Optional. The maximum number of steps that a rollback takes back; by default 20 for
+            "rollback". Two copies of parameters and state are kept. Required for a function that
+            may return "rollback".
 
     Attributes:
         judge: The `SpikeJudge`; None without an action.
@@ -110,16 +110,15 @@ class Spikes:
         return _make, (judge.action, judge.keep or None, self.state_dict())
 
     def attach(self, optimizer: Any) -> None:
-        """Start to judge the steps of an optimizer of Keras or TensorFlow 1.
+        """Apply the action to unusual steps of an optimizer of Keras or TensorFlow 1 from now on.
 
         Args:
             optimizer: As for `thalweg.diagnostics.attach`.
 
         Raises:
             InvalidTypeError: `optimizer` has another type.
-            FailedPreconditionError: This object has no action, or another `Spikes` judges the
-                optimizer.
-            NotImplementedError: Steps of the optimizer cannot be taken back.
+            FailedPreconditionError: This object has no action, or the optimizer has a `Spikes`.
+            NotImplementedError: A rollback of the optimizer is not supported.
         """
         attach_judge(self._require_judge(), optimizer)
 
@@ -129,9 +128,9 @@ class Spikes:
         return [] if self.judge is None else list(self.judge.actions)
 
     def log_loss(self, loss: Any) -> None:
-        """Set the loss of the next step; call this method before `step`, on all ranks.
+        """Set the loss of the next step to the mean over all ranks.
 
-        The mean over ranks is used. `step(closure)` logs the loss that the closure returns.
+        All ranks call this method before `step`. `step(closure)` logs the closure's loss itself.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
@@ -143,11 +142,11 @@ class Spikes:
         self._require_judge().log_loss(loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers on which decisions depend; a state of `thalweg.optim` has them."""
+        """Return {"history": numbers}. The state of an optimizer of `thalweg.optim` includes it."""
         return {"history": self._require_judge().history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the history from `state_dict()`, and drop copies for rollbacks.
+        """Load the result of `state_dict`; drop the copies for rollbacks.
 
         Raises:
             CheckpointMismatchError: The state is invalid.
@@ -160,7 +159,7 @@ class Spikes:
         run(judge.loading_calls(state_dict["history"]))
 
     def _require_judge(self) -> SpikeJudge:
-        """Return the judge; raise without an action."""
+        """Return the judge; raise FailedPreconditionError without an action."""
         if self.judge is None:
             raise FailedPreconditionError(
                 "These Spikes have no action: make them with Spikes('skip'), or call feed."
@@ -189,14 +188,14 @@ class Spikes:
         self, rows: Mapping[str, np.ndarray], names: Sequence[str], step: int,
         loss: float | None = None, sizes: Sequence[int] = (),
     ) -> list[Warned]:  # fmt: skip
-        """Add a step; return its warnings, the largest deviation first.
+        """Add a step to the history; return warnings, sorted by first step, then by deviation.
 
         If more than half of the layers leave their band in one step, a single warning of kind
-        "batch" replaces the layers' warnings.
+        "batch" replaces the warnings about spikes of these layers.
 
         Args:
             rows: {column: one number per parameter}; missing columns are not judged.
-            names: The names of the parameters. If they change, the history is discarded.
+            names: The names of the parameters. Other names than before clear the history.
             step: The number of the step.
             loss: The loss; None if unknown.
             sizes: The number of elements of each parameter; () to omit checks of initial weights.
@@ -214,7 +213,7 @@ class Spikes:
         return [*self._layers.warn(departures, self._names), *loss_warnings]
 
     def feed_table(self, table: Table, loss: float | None = None) -> list[Warned]:
-        """Add the step of a table; return its warnings, as `feed` does."""
+        """Call `feed` with the numbers of a table, and return the warnings."""
         params = table.parameters
         rows = {
             key: np.where(table.measured[key], table.records[key], UNMEASURED) for key in COLUMNS
@@ -222,7 +221,7 @@ class Spikes:
         return self.feed(rows, params.names, table.step, loss, params.sizes)
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
-        """Add a loss, and return a warning if it has just left its band."""
+        """Add a loss. Return [warning] if it has just left its band, else []."""
         median_loss, is_outside = self._losses.measure()[0], loss not in self._losses
         is_new, self._is_loss_outside = is_outside and not self._is_loss_outside, is_outside
         if math.isfinite(loss):
@@ -238,10 +237,10 @@ def _make(action: Action, keep: int | None, state_dict: dict[str, Any]) -> Spike
 
 
 def _check_action(action: object, keep: object) -> int:
-    """Return the number of steps that a rollback may take back, 0 for none.
+    """Return `keep`. For None, return 20 if `action` is "rollback", else 0.
 
-    None stands for 20 if `action` is "rollback", else for 0. Raise InvalidTypeError or
-    InvalidArgumentError for invalid arguments.
+    Raises:
+        InvalidTypeError, InvalidArgumentError: `action` or `keep` is invalid.
     """
     if not (action in ACTIONS if isinstance(action, str) else callable(action)):
         raise InvalidTypeError(
@@ -259,10 +258,10 @@ def _check_action(action: object, keep: object) -> int:
 
 
 class _Layers:
-    """History of all layers and of their warnings.
+    """History of all layers.
 
     `rows` of a step are {column: one number per layer}, with the columns of diagnostics. A
-    departure is a layer whose number is unusual.
+    `Departure` describes a layer whose number is unusual.
     """
 
     def __init__(self, count: int) -> None:
@@ -278,9 +277,9 @@ class _Layers:
         self._reported_batches: set[int] = set()
 
     def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[Departure]:
-        """Add the rows of a step; return departures that begin or are confirmed in this step.
+        """Add the rows of a step; return departures.
 
-        A spike (a number above its band) is returned after several rows above the band.
+        A spike (number above its band) is returned after `SPIKE_ROWS` steps above the band.
         """
         departures = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         not_finite = self._judge_nonfinite(rows, step)
@@ -301,11 +300,14 @@ class _Layers:
         return departures
 
     def take_recent(self) -> list[Departure]:
-        """Remove and return recent spikes, which are confirmed when the loss leaves its band."""
+        """Drop all unconfirmed spikes; return the recent spikes."""
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield a warning per departure, or one per step in which most layers left their band."""
+        """Yield one warning per departure.
+
+        Spikes of a step in which most layers left their band share a warning of kind "batch".
+        """
         for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
@@ -319,7 +321,7 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving`, layers that left their band, if they are most layers; drop old steps."""
+        """Store `leaving`, the layers that left their band, if more than half. Drop old entries."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
@@ -333,9 +335,9 @@ class _Layers:
     def _judge_first(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of layers whose first weights far exceed all other layers' weights.
+        """Return departures of layers whose weights far exceed the weights of all other layers.
 
-        Return [] without `sizes`, the number of elements of each layer.
+        Weights are compared by root mean square. Return [] without `sizes`, the element counts.
         """
         if "weight_norm" not in rows or len(sizes) != self._count:
             return []
@@ -351,7 +353,7 @@ class _Layers:
         return departures
 
     def _judge_nonfinite(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return departures of layers whose gradient is NaN or infinite since this step."""
+        """Return departures of layers whose gradient is not finite, but was finite before."""
         norms = rows.get("gradient_norm", np.zeros(self._count))
         # Prefers counts to NaN norms: tables also have NaN for unmeasured numbers.
         counts = rows.get("nonfinite", np.isnan(norms).astype(np.float64))
@@ -365,9 +367,10 @@ class _Layers:
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return [departure] if the cosine to the momentum has become NaN in most layers, else [].
+        """Return [departure] if most layers have lost their momentum, else [].
 
-        The departure has the layer with the largest update.
+        The cosine of gradient and momentum is NaN then. The departure has the layer with the
+        largest ratio of update to weight.
         """
         if "cosine" not in rows:
             return []
@@ -386,9 +389,9 @@ class _Layers:
     def _judge_silent(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of layers without a gradient or update for a `Duration`.
+        """Return departures of layers that have had no gradient or no update for many steps.
 
-        A layer also lacks an update if rounding loses the updates of most of its elements.
+        Updates that rounding loses in most elements of a layer count as no update.
         """
         if "gradient_norm" not in rows:
             return []
@@ -420,8 +423,8 @@ class _Layers:
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
         """Return departures of layers whose weight norm grew by the factor `GROWTH`.
 
-        The growth is over the last `LASTING_STEPS` steps, and must exceed the growth over the same
-        number of steps before. A layer is returned once until its growth ends.
+        The growth in the last `LASTING_STEPS` steps must exceed the growth in the `LASTING_STEPS`
+        steps before. A layer is returned again only after its growth has ended.
         """
         if "weight_norm" not in rows:
             return []

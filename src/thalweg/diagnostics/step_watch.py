@@ -30,7 +30,7 @@ Fetch = Callable[[], Any]
 
 
 class _VariableSet(NamedTuple):
-    """Pending measurements of variables of one rule.
+    """Measurements of some variables of one rule, before the variables are written.
 
     Attributes:
         params: The parameters.
@@ -46,7 +46,7 @@ class _VariableSet(NamedTuple):
 
 
 class MeasuredVariables(NamedTuple):
-    """Measurements of variables of one rule.
+    """Measurements of some variables of one rule, after the variables were written.
 
     Attributes:
         params: The parameters.
@@ -98,19 +98,19 @@ class StepWatch:
         stats: GradientStats | None,
         rounds: Iterator[WriteRound],
     ) -> Iterator[WriteRound]:
-        """Measure the variables of one rule before its writes.
+        """Measure the variables of one rule before the step writes to them.
 
         Args:
-            hooks: The adapter of the front end, which maps variables to parameters.
+            hooks: The adapter of the optimizer, which maps variables to parameters.
             request: The variables, gradients and slots of the rule.
-            plan: The plan of the request.
+            plan: The kernel calls of the step.
             columns: The scalars of the step.
             transforms: The transforms of the gradients.
             stats: The statistics of the gradients; None if not computed.
             rounds: The writes of the rule.
 
         Returns:
-            The writes of the rule; writes by CPU kernels are replaced by kernels that also measure.
+            `rounds`, or new writes by CPU kernels that also measure.
         """
         stages, owner_params = before_norms(transforms), self.owners_of(hooks, request)
         self.params += owner_params
@@ -141,9 +141,9 @@ class StepWatch:
         return rounds
 
     def finish(self) -> list[MeasuredVariables]:
-        """Return the measurements after the writes of the step.
+        """Return the measurements; call this method after the writes of the step.
 
-        With DTensors all ranks must call this method, because it reduces over ranks.
+        With DTensors, measurements are reduced over ranks: all ranks must call this method.
         """
         if self._sharing is not None and any_on_mesh(self.params):
             reductions = self._finish_with_ranks()
@@ -180,8 +180,8 @@ def _updates_of(
 ) -> dict[int, DiagnosedUpdate]:
     """Return {id(group): update that also measures} for the groups of variables in a plan.
 
-    One kernel call updates a group; the returned update replaces the call. Groups that cannot be
-    measured so are missing. The dict is cached until `stages` change; do not modify it.
+    A group is updated by one kernel call, which the new update replaces. Groups that no kernel can
+    measure are missing. The dict is cached until `stages` change; do not modify it.
 
     Args:
         request: The variables, gradients and slots of the step.
@@ -196,7 +196,7 @@ def _updates_of(
 
 
 def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:
-    """Return (reductions, flags) of all variables."""
+    """Return (reductions, flags of measured reductions) of all variables."""
     reductions = [measurement.finish() for measurement in measurements]
     flags = np.array([[name in values for name in MEASURED] for values in reductions])
     return combine_measurements(
@@ -205,12 +205,12 @@ def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flag
 
 
 def _fetch(value: Any) -> Fetch:
-    """Return a function that returns a value in host memory; start the copy of a tensor."""
+    """Return a function that returns `value` on the host. Start the copy of a tensor now."""
     return fetched(value) if isinstance(value, Tensor) else lambda: value
 
 
 def fetched(tensor: Tensor) -> Callable[[], Any]:
-    """Start a copy to the host; return a function that waits and returns a NumPy array."""
+    """Start a copy to the host. Return a function that waits and returns the NumPy array."""
     (array,), wait = brought([tensor])
 
     def read() -> Any:
@@ -228,15 +228,14 @@ def table_of(
     step: int,
     fetch_flag: Callable[[], Any] | None,
 ) -> Table | None:
-    """Return the table of a step; None if a device skipped the step.
+    """Return the table of a step; None if the device has skipped the step.
 
     Args:
         measurements: The measurements of all rules.
-        rows: {id of a parameter: row in the table}.
+        rows: {id(parameter): row in the table}.
         parameters: The parameters of the table.
         step: The number of the step.
-        fetch_flag: `fetch_flag()` returns True if a device applied the step; `fetch_flag` is None
-            if the host decided.
+        fetch_flag: Optional. `fetch_flag()` returns False if the device has skipped the step.
     """
     if fetch_flag is not None and not fetch_flag():
         return None

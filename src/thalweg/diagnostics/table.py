@@ -163,7 +163,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 class NewTables:
-    """Filter for callbacks of trainers, which returns the numbers of each table once.
+    """Source of numbers for callbacks of trainers. It returns the numbers of each table once.
 
     Args:
         columns: The names of the columns to log.
@@ -174,7 +174,7 @@ class NewTables:
         self._last_tables: dict[str, Table] = {}
 
     def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
-        """Return {prefix + "column/parameter": number} of the last table; {} if returned before."""
+        """Return {prefix + "column/parameter": number} once per table and `prefix`, then {}."""
         table = getattr(optimizer, "diagnostics", None)
         if not isinstance(table, Table) or self._last_tables.get(prefix) is table:
             return {}
@@ -183,10 +183,10 @@ class NewTables:
 
 
 def columns_of(matrix: Array, sizes: Array, clip: Array) -> dict[str, Array]:
-    """Return {column of a table: array with one number per parameter}.
+    """Compute the columns of a table; return {column: array with one number per parameter}.
 
     Args:
-        matrix: Reductions of shape (parameters, `MEASURED`).
+        matrix: Reductions of shape (parameters, `len(MEASURED)`).
         sizes: The number of elements of each parameter.
         clip: The factor of gradient clipping for each parameter.
     """
@@ -206,7 +206,7 @@ def flags_of(matrix: Flags) -> dict[str, Flags]:
     """Return {column: boolean array over the parameters}, True if measured.
 
     Args:
-        matrix: Flags of the reductions, of shape (parameters, `MEASURED`).
+        matrix: Flags of the reductions, of shape (parameters, `len(MEASURED)`).
     """
     reduction_flags: dict[str, Flags] = dict(zip(MEASURED, matrix.T, strict=True))
     return {name: reduction_flags[_SOURCES.get(name, name)] for name in COLUMNS}

@@ -32,10 +32,9 @@ _strategies_by_group: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 
 
 def strategy_of(strategy_or_group: object) -> Strategy:
-    """Return the argument if it is a `Strategy`, else the strategy of that process group.
+    """Return a `Strategy` unchanged. For a process group, return its strategy, created once.
 
-    None selects the default group. Without a default group, return a strategy of this process
-    alone. The strategy of a group is created at the first call and cached.
+    None selects the default group. Without a default group, return a strategy with one replica.
     """
     if isinstance(strategy_or_group, Strategy):
         return strategy_or_group
@@ -49,7 +48,7 @@ def strategy_of(strategy_or_group: object) -> Strategy:
 
 
 def current_strategy() -> Strategy:
-    """Return the strategy in whose scope this thread is, or else one over the default group."""
+    """Return the strategy of this thread; outside of all scopes, that of the default group."""
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
@@ -93,7 +92,7 @@ def sum_concrete_gradients(
     Args:
         owner: The optimizer, which selects the buffers of earlier steps.
         strategy: The strategy, with several replicas.
-        make_pairs: `make_pairs()` returns (gradient, variable) pairs; its error is raised here.
+        make_pairs: `make_pairs()` returns (gradient, variable) pairs. Its error is raised.
         variables: The variables of the pairs, which the ranks compare.
         fingerprint: Description of the step. It must be equal on all ranks.
 
@@ -111,8 +110,8 @@ def convert_pairs(pairs: Pairs) -> Pairs:
     """Return new (gradient, variable) pairs; each gradient is a tensor, `IndexedSlices` or None.
 
     Raises:
-        TypeError, ValueError: A gradient or variable has an unsupported type, or a gradient does
-            not have the shape of its variable.
+        TypeError, ValueError: A gradient or variable has an unsupported type, or the shapes of
+            gradient and variable differ.
         FailedPreconditionError: A variable is a DTensor.
         LayoutError: The memory of a gradient or variable was freed.
     """
@@ -156,13 +155,13 @@ def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFi
 
 
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
-    """Return a context manager that reports an error in its block to the other ranks.
+    """Return a context manager that reports an error in its `with` block to all ranks.
 
-    This rank raises the error. A rank that waits in `sum_gradients` raises ReplicaMismatchError.
-    The context manager does nothing in graph mode or with one rank.
+    A rank that waits in `sum_gradients` then raises ReplicaMismatchError. The context manager does
+    nothing in graph mode or with one rank.
 
     Args:
-        owner: The optimizer whose gradients the other ranks sum.
+        owner: The optimizer whose gradients are summed.
         strategy: The strategy; by default the strategy of this thread. Without this argument, the
             context manager does nothing in the cross-replica context.
     """
@@ -174,10 +173,9 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
 
 def fill_missing_gradients(pairs: Pairs) -> Pairs:
-    """Return new pairs; a None gradient becomes zeros if another rank has a gradient.
+    """Return (gradient, variable) pairs; a None becomes zeros if another rank has a gradient.
 
-    A gradient that is None on all ranks stays None. All ranks of this thread's strategy must call
-    this function.
+    A gradient that is None on all ranks stays None. All ranks must call this function.
 
     Raises:
         ReplicaMismatchError: Number, shapes, kinds or dtypes of gradients differ between ranks.
@@ -187,10 +185,10 @@ def fill_missing_gradients(pairs: Pairs) -> Pairs:
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """Return a context manager that overlaps a backward pass with the all-reduce of gradients.
+    """Return a context manager that sends gradients while its `with` block runs a backward pass.
 
-    An error in the block is reported to the other ranks. The context manager does nothing in graph
-    mode, with one rank, or in the cross-replica context.
+    An error in the block is reported to all ranks. The context manager does nothing in graph mode,
+    with one rank, or in the cross-replica context.
     """
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():

@@ -1,8 +1,7 @@
 """All-reduce of gradients.
 
-Every rank issues the same collectives in the same order for any gradients: the ranks first
-exchange which variables have a gradient, and of which kind. No tensor is written before all
-messages have arrived.
+The ranks first exchange which variables have a gradient, and of which kind. Every rank then calls
+the same collectives in the same order. No tensor is written before all messages have arrived.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ MaybePair = tuple[Gradient, Any]
 def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     """Return (gradient, variable) pairs; a None becomes zeros if another rank has a gradient.
 
-    Zeros in place of a sparse gradient have no rows. A gradient that is None on all ranks stays
-    None. Row indices become int64 if another rank has int64. All ranks must pass the same number of
-    pairs. Gradients are concrete or symbolic.
+    Zeros for a sparse gradient have no rows. A gradient that is None on all ranks stays None. Row
+    indices become int64 if another rank has int64. All ranks must call this function, with equal
+    numbers of pairs.
 
     Raises:
-        ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtype
-            differs.
+        ReplicaMismatchError: Sparsity or dtype of a gradient differs between ranks.
     """
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
@@ -53,8 +51,8 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
     """Return the pairs; a None becomes zeros if another rank has a gradient.
 
-    All ranks must call this function. One short message compares number, shapes, dtypes and
-    sparsity of the gradients. Only if these differ, further messages and `fill_missing` follow.
+    All ranks must call this function. Unlike `fill_missing`, it sends only one short message if
+    number, shapes, dtypes and sparsity of the gradients are equal on all ranks.
 
     Raises:
         ReplicaMismatchError: Gradients that are not None differ. Every rank raises this error.
@@ -93,9 +91,9 @@ def sum_pairs(
 ) -> list[MaybePair]:
     """Return the pairs with each gradient summed over all ranks.
 
-    A None counts as zeros if another rank has a gradient; otherwise it stays None. Sparse rows are
-    concatenated, not added, so that a row index may occur twice. Row indices become int64 if
-    another rank has int64. Sums are new tensors; a single rank returns its own gradients.
+    None counts as zeros. A gradient that is None on all ranks stays None. Sparse rows are
+    concatenated, not added: a row index may occur twice. Row indices become int64 if another rank
+    has int64. Sums are new tensors. A single rank returns the pairs of the argument.
 
     Args:
         pairs: (gradient, variable) pairs, with the same variables on every rank. The variable may
@@ -119,8 +117,8 @@ def sum_matched_pairs(
 ) -> list[MaybePair]:
     """Return new (gradient sum, variable) pairs over all ranks, in order.
 
-    A dense sum is a view of a bucket of `sender`. A sparse sum has the rows of all ranks. None
-    stays None. All ranks must pass gradients of equal kinds, which is not checked.
+    A dense sum is a view of a buffer of `sender`. A sparse sum has the rows of all ranks. None
+    stays None. The caller makes sure that sparsity and dtypes are equal on all ranks.
 
     Args:
         pairs: (gradient, variable) pairs.
@@ -153,8 +151,8 @@ def sum_matched_pairs(
 def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSlices]:
     """Return new sparse gradients, each with the rows of all ranks, in the order of ranks.
 
-    Rows of equal index are not added. Ranks may have different numbers of rows. All ranks must pass
-    the same number of gradients, which is not checked.
+    Rows of equal index are not added. Ranks may have different numbers of rows. All ranks must call
+    this function, with equal numbers of gradients; this is not checked.
     """
     if not slices:
         return []

@@ -52,13 +52,13 @@ class Sender:
     ) -> Sequence[Bucket]:
         """Return buckets for dense gradients, in descending order of the gradients' indices.
 
-        Wait for earlier transfers first. Return the buckets of the last call if the templates are
-        equal and every sum of that call was freed. Otherwise allocate new buckets.
+        Wait for earlier transfers first. The buckets of the last call are reused if the templates
+        have not changed and all earlier sums were freed.
 
         Args:
-            templates: (index, tensor) pairs, one per gradient. Only shape, dtype and device of a
-                tensor matter.
-            variables: All variables; the index of a gradient is that of its variable.
+            templates: (index of the variable, tensor) pairs, one per gradient. Only shape, dtype
+                and device of the tensor matter.
+            variables: All variables.
         """
         # A failed step may have left transfers pending.
         for bucket in self._buckets:

@@ -36,7 +36,7 @@ class Sending:
     micro_batches: int | None = None
 
     def describe(self) -> list[str]:
-        """Return one line "name: value" per setting, for comparison between ranks.
+        """Return one line "name: value" per setting that must be equal on all ranks.
 
         `micro_batches` and torch's number of threads are included only if `ordered`.
         """
@@ -56,7 +56,7 @@ class Bucket:
 
     Args:
         indices: The indices of the tensors.
-        templates: Tensors of the same shapes, of one dtype and on one device.
+        templates: The tensors, of one dtype and on one device; their values do not matter.
 
     Attributes:
         indices: The indices of the tensors.
@@ -96,7 +96,7 @@ class Bucket:
         self.copies[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Round a copy of the buffer to 16 bits, which `send` then sends; return rounding errors.
+        """Make a 16-bit copy of the buffer for `send`; return the rounding errors.
 
         The copy is divided by `count`, so that the sum does not overflow. An element that is not
         finite in 16 bits has an error of 0.
@@ -162,7 +162,7 @@ def plan_buckets(
 ) -> list[BucketT]:
     """Group tensors by dtype and device into buckets; return the buckets.
 
-    Full buckets come first; a bucket has its tensors in the order of `numbered_templates`.
+    Full buckets come first. Within a bucket, tensors keep the order of `numbered_templates`.
 
     Args:
         numbered_templates: (index, tensor) pairs, with equal shapes and dtypes on all ranks.
@@ -200,14 +200,11 @@ class Compression:
     """Rounding errors of 16-bit gradients, per variable of this rank, for error feedback.
 
     After "1-bit stochastic gradient descent and its application to data-parallel distributed
-    training of speech DNNs" (Seide et al. 2014): what rounding leaves out of a gradient is added to
-    the next. The hooks of torch, such as `fp16_compress_hook`, feed nothing back, and take a
-    `GradBucket`, which Python code cannot make.
-
-    An unfinished step leaves the errors of earlier steps unchanged.
+    training of speech DNNs" (Seide et al. 2014): the rounding error of a gradient is added to the
+    variable's next gradient. A step without `commit_step` leaves the stored errors unchanged.
 
     Args:
-        dtype: The 16-bit dtype; None does not compress, so that there are no errors.
+        dtype: The 16-bit dtype; None does not compress.
         count: The number of ranks, by which each gradient is divided.
     """
 
@@ -219,17 +216,17 @@ class Compression:
         self._next_residuals: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin_step(self) -> None:
-        """Start a step; drop the rounding errors of an unfinished one."""
+        """Start a step; drop the rounding errors of a step without `commit_step`."""
         self._next_residuals = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
         """Add the last step's rounding errors to a bucket in place, and round a copy to 16 bits.
 
-        The bucket then sends the copy. New rounding errors take effect after `commit_step`.
+        The bucket then sends the copy. `commit_step` stores the new rounding errors.
 
         Args:
-            bucket: The bucket of gradients. Do nothing unless its dtype is float32 or float64.
-            variables: All variables, by index. A second gradient of a variable has no error
+            bucket: The gradients. A bucket with a dtype other than float32 or float64 is unchanged.
+            variables: All variables. If a variable occurs twice, its second gradient has no error
                 feedback.
         """
         if self._dtype is None or bucket.dtype not in _COMPRESSED:
@@ -245,7 +242,7 @@ class Compression:
             self._next_residuals.setdefault(id(var), (var, residual))
 
     def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
-        """Drop new rounding errors of all variables but these."""
+        """Drop the new rounding errors of variables that are not in `variables`."""
         variable_ids = set(map(id, variables))
         self._next_residuals = {
             key: residual for key, residual in self._next_residuals.items() if key in variable_ids

@@ -76,17 +76,17 @@ class Agreement:
         extra_digest: int = 0,
         collective: PendingCollective = PendingCollective.STEP,
     ) -> Agreed:
-        """Compare the next step of all ranks; return an equal `Agreed` on every rank.
+        """Compare the next step of all ranks; return the result, equal on every rank.
 
         Args:
             variables: The variables of the step.
             fingerprint: Other facts that must be equal.
-            trouble: The error that kept this rank from computing its gradients, or None.
+            trouble: Optional. An error of this rank; every rank then raises an error.
             doubt: True if this rank may have sent outdated gradients; see `Agreed.is_doubted`.
-            kinds: One byte per gradient for its kind. The result reports a difference.
-            extra_digest: A number that must be equal on all ranks. Lines of `fingerprint` must
-                differ if the number differs.
-            collective: The action that follows. It must be equal on all ranks, too.
+            kinds: One byte per gradient for sparsity and dtype; see `Agreed.has_equal_kinds`.
+            extra_digest: A number that must be equal on all ranks. If the numbers differ, lines of
+                `fingerprint` must differ, too.
+            collective: The action that follows. It must be equal on all ranks.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -134,7 +134,7 @@ class Agreement:
     def _compare_all(self, variables: Sequence[Tensor], fingerprint: StepFingerprint) -> None:
         """Compare all facts; raise ReplicaMismatchError on all ranks about the first difference.
 
-        An error in `fingerprint.words()` is raised here; other ranks raise ReplicaMismatchError.
+        If `fingerprint.words()` fails, raise its error; other ranks raise ReplicaMismatchError.
         """
         trouble: Exception | None = None
         lines: list[str] = []
@@ -148,14 +148,14 @@ class Agreement:
 
 
 class Vote:
-    """Vote of all ranks on sending gradients during the backward pass; only reading it blocks."""
+    """Vote of all ranks on sending gradients during the backward pass."""
 
     def __init__(self, message: RankMessage) -> None:
         self._message = message
         self._answer: bool | None = None
 
     def is_unanimous(self) -> bool:
-        """Wait for the vote; return True, on every rank, if all ranks agree."""
+        """Wait for the votes of all ranks; return True if all ranks agree."""
         if self._answer is None:
             are_equal, (is_declined, _) = self._message.receive()
             self._answer = are_equal[0] and not is_declined

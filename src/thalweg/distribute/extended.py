@@ -72,9 +72,8 @@ class ReplicaContext:
     ) -> Any:
         """Return `merge_fn(strategy, *args, **kwargs)`, called in the cross-replica context.
 
-        Each rank calls its own `merge_fn` and returns its own result. Only collectives that
-        `merge_fn` calls merge values; all ranks must then call `merge_call`. An error of `merge_fn`
-        is raised. The replica context is restored in each case.
+        Values of ranks are merged only by collectives that `merge_fn` calls. In this case all ranks
+        must call `merge_call`. The replica context is restored also after an error.
         """
         with enter_cross_replica(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))

@@ -17,7 +17,7 @@ _ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
 class GradientKind(NamedTuple):
-    """Sparsity and dtype of a gradient over all ranks; all flags are False for None.
+    """Sparsity and dtype of a gradient over all ranks. For None, all flags are False.
 
     Attributes:
         dense: True if the gradient is a tensor on some rank.
@@ -35,10 +35,9 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """Return the kind of a gradient (dense, sparse or None) on this rank.
+        """Return the kind of a gradient on this rank. None without a variable is `missing`.
 
-        `var` is the gradient's variable, or None. A None gradient without variable is `missing`,
-        because zeros need a shape.
+        `var` is the gradient's variable, or None.
         """
         if grad is None:
             return cls(missing=var is None)
@@ -54,15 +53,11 @@ class GradientKind(NamedTuple):
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
     def to_marks(self) -> list[int]:
-        """Return the flags as a list of 0 and 1; elementwise maxima over ranks give the common
-        kind.
-        """
+        """Return the flags as a list of 0 and 1, whose maxima over ranks are the common kind."""
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, name: str) -> None:
-        """Raise ReplicaMismatchError if sparsity or dtype differ between ranks; `name` is for the
-        message.
-        """
+        """Raise ReplicaMismatchError about gradient `name` if sparsity or dtype differ on ranks."""
         names = [dtype_name(dtype) for dtype, flag in zip(_DTYPES, self.dtypes) if flag]
         differ = ["dense", "sparse"] if self.dense and self.sparse else names
         if self.missing:

@@ -58,7 +58,7 @@ class Received(NamedTuple):
 class RankMessage:
     """Non-blocking exchange of a few numbers between all ranks; the constructor sends them.
 
-    All actions have messages of one length, so that ranks with different actions detect it.
+    Messages of all actions have equal length, so that ranks with different actions detect this.
 
     Args:
         ranks: The ranks.
@@ -66,7 +66,7 @@ class RankMessage:
         digests: At most two numbers below 2**63 that are compared.
         flags: At most two numbers whose maximum is computed.
         trouble: The error that prevents this rank from taking the action, or None.
-        other_groups: Other process groups of a mesh, which receive the result one after the other.
+        other_groups: Further process groups of this rank, over which numbers are compared next.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RankMessage:
         self._pending = ranks.begin_maximum(self._values)
 
     def receive(self) -> Received:
-        """Wait for all ranks; return which digests are equal on all, and the maxima of flags.
+        """Wait for all ranks; return flags of equal digests, and the maxima of flags over ranks.
 
         Raises:
             BaseException: `trouble`, if this rank passed an error.
@@ -111,7 +111,7 @@ class RankMessage:
     def compare(self, lines: Sequence[str]) -> None:
         """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
-        All ranks must call this method, after `receive` has reported different digests of `lines`.
+        All ranks must call this method if `receive` has found different digests of `lines`.
         """
         if not self._other_groups:
             compare_lines(self._ranks, lines)
@@ -127,7 +127,7 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise this rank's error, or else ReplicaMismatchError about another rank's error."""
+        """Raise this rank's error. Without one, raise ReplicaMismatchError about another rank's."""
         trouble, text = self._trouble, ""
         if trouble is not None:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank
@@ -144,7 +144,7 @@ class RankMessage:
 
 @contextlib.contextmanager
 def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
-    """Report an error in the `with` block to the other ranks, which wait; then raise it."""
+    """Report an error in the `with` block to the waiting ranks, then raise the error."""
     try:
         yield
     except Exception as error:
@@ -153,10 +153,10 @@ def report_error(ranks: Ranks, collective: PendingCollective) -> Iterator[None]:
 
 
 def raise_on_all(ranks: Ranks, collective: PendingCollective, trouble: BaseException) -> None:
-    """Raise `trouble` here, and ReplicaMismatchError on the ranks that wait for this one.
+    """Raise `trouble` on this rank, and ReplicaMismatchError on waiting ranks.
 
-    Return without a message if there are no other ranks, or if `trouble` is itself an error about
-    ranks; the caller raises `trouble` then.
+    Do nothing if there are no other ranks, or if `trouble` is a ReplicaLostError or
+    ReplicaMismatchError. The caller must then raise `trouble`.
     """
     if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
         RankMessage(ranks, collective, trouble=trouble).receive()

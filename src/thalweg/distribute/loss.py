@@ -11,7 +11,7 @@ from thalweg.distribute.strategy import get_strategy
 
 
 class _Record(threading.local):
-    """Reduction of the last loss of this thread, and a flag that enables the scaling of losses."""
+    """State of a thread: the reduction of its last loss; `scales` is True if losses are scaled."""
 
     def __init__(self) -> None:
         self.reduce_op: ReduceOp | None = None
@@ -34,8 +34,7 @@ def record_loss_reduction(reduce_op: object) -> None:
 def scale_loss_for_estimator() -> Iterator[None]:
     """Divide losses of `thalweg.v1` by the number of replicas in a `with` block, in this thread.
 
-    A loss that `record_loss_reduction` marks as a sum is not divided. TensorFlow divides for
-    Estimators only.
+    A loss that `record_loss_reduction` marks as a sum is not divided.
     """
     previous, _record.scales = _record.scales, True
     try:

@@ -13,10 +13,10 @@ from thalweg.indexed_slices import Gradient
 
 
 class InFlightAllReduce:
-    """All-reduce that sends gradients while the backward pass computes other gradients.
+    """All-reduce that sends gradients while the backward pass computes further gradients.
 
-    All ranks send the buckets in descending order of variables, whose last gradients are computed
-    first. A gradient that is missing or sparse counts as zeros.
+    All ranks send the buckets (buffers of several gradients) in descending order of variables. A
+    gradient that is missing or sparse counts as zeros.
 
     Args:
         variables: All variables of the pass.
@@ -45,10 +45,10 @@ class InFlightAllReduce:
         self._num_sent = 0
 
     def take_gradient(self, var: Tensor) -> None:
-        """Copy the complete gradient `var.grad` into its bucket; then send full buckets in order.
+        """Copy the complete gradient `var.grad` into its bucket, and send the next full buckets.
 
-        Do nothing for a sparse gradient, a second gradient of `var`, a gradient of another dtype
-        than `var`, or a variable without bucket. Send nothing if a rank has declined the vote.
+        Do nothing if the gradient is sparse, is the second gradient of `var`, or differs from `var`
+        in dtype, or if `var` has no bucket. Send nothing if a rank has declined the vote.
         """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
@@ -83,10 +83,10 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return True if the sums in flight are sums of these gradients.
+        """Return True if the gradients that this rank has sent are still valid.
 
-        Return False if a gradient changed after it was sent, or if variables differ. A gradient
-        that is None or sparse must have been sent as zeros.
+        Return False if the variables differ, or if a gradient changed after it was sent. None and
+        sparse gradients match zeros.
         """
         return len(variables) == len(self._variables) and all(
             var is expected_var and self._has_sent(index, grad)
@@ -96,7 +96,7 @@ class InFlightAllReduce:
         )
 
     def _has_sent(self, index: int, grad: Gradient) -> bool:
-        """Return True if a gradient needs no transfer, or is unchanged since it was sent."""
+        """Return True if a gradient needs no transfer, or has not changed after its transfer."""
         if index not in self._buckets_by_index:
             return True
         if index not in self._sent_grads:
@@ -106,7 +106,7 @@ class InFlightAllReduce:
         return grad is sent_grad and sent_grad._version == version
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait for the sums; return them by the index of their variable."""
+        """Wait for the sums; return {index of a variable: sum}."""
         return {
             index: grad_sum
             for bucket in self._buckets

@@ -24,7 +24,7 @@ class Ranks:
     """Ranks of a process group of torch.distributed, or this process alone.
 
     All ranks must make the same calls in the same order. After the loss of a rank, every later call
-    fails, because pending messages of the other ranks are unknown.
+    raises ReplicaLostError.
 
     Args:
         group: Optional. A process group; by default the default group. Without a default group,
@@ -81,13 +81,11 @@ class Ranks:
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
-        """Start to replace each element by its sum over ranks, in place; return the transfer."""
+        """Start an in-place all-reduce of sums; return the transfer."""
         return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """Start to replace each element by its maximum over all ranks, in place; return the
-        transfer.
-        """
+        """Start an in-place all-reduce of maxima; return the transfer."""
         return Pending(
             self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
@@ -99,12 +97,11 @@ class Ranks:
         return tensors
 
     def begin_exchanging(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
-        """Start to send one tensor to each other rank and to receive one from each; return a
-        `Pending`.
+        """Start an all-to-all exchange of tensors; return the transfers.
 
         Args:
-            inputs: `inputs[r]` is sent to rank r, except to this rank. Do not change it before the
-                transfers end.
+            inputs: `inputs[r]` is sent to rank r, except to this rank. Do not change inputs before
+                the transfers end.
             outputs: `outputs[r]` is overwritten with the tensor from rank r, of equal size.
                 `outputs[self.rank]` is unchanged.
         """
@@ -131,11 +128,11 @@ class Ranks:
         return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
-        """Start to send `tensors[self.rank]` to all ranks; return a `Pending`.
+        """Start to send `tensors[self.rank]` to all ranks; return the transfers.
 
         Args:
-            tensors: `tensors[r]` has the same shape on all ranks, and is overwritten with the
-                tensor of rank r.
+            tensors: `tensors[r]` has the same shape on all ranks. On the other ranks, it is
+                overwritten with the tensor of rank r.
         """
         # Gloo's all_gather takes 4 times as long as broadcasts.
         if self._is_gloo or tensors[self.rank].is_cpu:
@@ -149,7 +146,7 @@ class Ranks:
         return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), local)])
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
-        """Send `tensors[self.rank]` to rank 0, and wait.
+        """Send `tensors[self.rank]` to rank 0, and wait for the transfer.
 
         Args:
             tensors: `tensors[r]` has the same shape on all ranks. Rank 0 overwrites it with the
@@ -167,7 +164,7 @@ class Ranks:
         Pending(self, works).wait()
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Overwrite tensors in place with the tensors of rank `source`; all ranks call this."""
+        """Overwrite tensors with the tensors of rank `source`; all ranks must call this method."""
         for tensor in tensors:
             contiguous = tensor.detach().contiguous()
             # All backends support bytes.
@@ -179,7 +176,7 @@ class Ranks:
                     tensor.copy_(contiguous)
 
     def gather_texts(self, text: str) -> list[str]:
-        """Return the texts of all ranks, by rank; an empty text becomes a space."""
+        """Return [text of rank 0, text of rank 1, ...]; an empty text becomes a space."""
         buffer = bytearray(text.encode() or b" ")
         encoded = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(encoded)], dtype=torch.int64, device=self.device)
@@ -194,15 +191,14 @@ class Ranks:
         ]
 
     def write_once(self, write: Callable[[], None], path: str) -> None:
-        """Call `write()` on rank 0; all ranks call this, and return after the file is complete.
+        """Call `write()` on rank 0 only; every rank then waits until the file is complete.
 
         Args:
-            write: Writes the file.
+            write: `write()` writes the file.
             path: The file's path, for messages.
 
         Raises:
-            CheckpointWriteError: `write` failed on rank 0; rank 0 itself raises the error of
-                `write`.
+            CheckpointWriteError: `write` failed on rank 0. Rank 0 raises the error of `write`.
             ReplicaLostError: A rank did not answer.
         """
         trouble: BaseException | None = None
@@ -250,8 +246,7 @@ class Ranks:
     def _detect_loss(self) -> Iterator[None]:
         """Raise ReplicaLostError if torch.distributed raises RuntimeError in the `with` block.
 
-        After any error in a block, every later block of this object raises ReplicaLostError at
-        once.
+        After any error in a `with` block, all later calls of this method raise ReplicaLostError.
         """
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)
@@ -319,10 +314,10 @@ _subgroups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = (
 
 
 def ranks_of(global_ranks: Sequence[int]) -> Ranks:
-    """Return the `Ranks` of a subset of the default group; all ranks of the subset call this.
+    """Return the `Ranks` of a subset of the default group.
 
-    The subset's process group is created at the first call, and cached while the default group
-    lives.
+    The first call creates the subset's process group; all ranks of the subset must make the call.
+    Later calls return the cached group.
 
     Args:
         global_ranks: The numbers of the ranks in the default group, in ascending order.
@@ -354,11 +349,10 @@ def _join_torchrun(timeout: timedelta | None) -> None:
 
 
 def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
-    """Destroy the default group at exit, so that no thread of Gloo outlives the interpreter.
+    """Destroy the default group, so that no thread of Gloo outlives the interpreter.
 
-    Such a thread would abort the process if it held a tensor
-    (https://github.com/pytorch/pytorch/pull/179291). Do nothing if `group_ref()` is not the default
-    group, or in a process whose id is not `process`.
+    Do nothing unless `group_ref()` is the default group and `process` is the id of this process. A
+    thread that held a tensor would abort (https://github.com/pytorch/pytorch/pull/179291).
     """
     # A forked process does not have the threads.
     is_same_process = os.getpid() == process
@@ -367,11 +361,11 @@ def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
 
 
 def _rendezvous_options() -> dict[str, Any]:
-    """Return arguments of `init_process_group` that separate restarts of `torchrun`.
+    """Return arguments of `init_process_group` with a store for this restart of `torchrun`.
 
-    `torchrun` keeps one store over all restarts, with addresses of ended ranks
-    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`. Return {} with
-    several machines, because they may count different numbers of restarts.
+    The store of `torchrun` itself has addresses of ended ranks
+    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`, or with
+    several machines, whose numbers of restarts may differ.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":

@@ -24,9 +24,9 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 class Reducer:
     """Reducer of the gradients of one optimizer over all ranks.
 
-    From the second step on, `minimize` sends gradients while the backward pass computes others.
-    Only variables with a dense gradient in the last step take part. The ranks vote when the pass
-    begins: either all ranks send early, or none.
+    From the second step on, gradients are sent during the backward pass of `minimize`, if all ranks
+    vote for this when the pass begins. Only variables with a dense gradient in the last step take
+    part.
 
     Args:
         ranks: The ranks.
@@ -59,11 +59,10 @@ class Reducer:
     ) -> list[MaybePair]:
         """Return new (gradient sum, variable) pairs; None stays None if all ranks have None.
 
-        All ranks must call this method. The ranks first compare `fingerprint` and the variables,
-        and raise if another rank does something else, such as an all-reduce of values.
+        All ranks must call this method. The ranks first compare `fingerprint` and the variables.
 
         Args:
-            make_pairs: `make_pairs()` returns this rank's pairs; its error makes all ranks raise.
+            make_pairs: `make_pairs()` returns this rank's pairs. After an error, all ranks raise.
             variables: The variables of the pairs; ignored if `make_pairs` raises.
             fingerprint: The description that must be equal on all ranks.
 
@@ -91,15 +90,14 @@ class Reducer:
         """Sum gradients for a step in which each rank updates its part of the slots.
 
         Args:
-            make_pairs: `make_pairs()` returns this rank's pairs; its error makes all ranks raise.
+            make_pairs: `make_pairs()` returns this rank's pairs. After an error, all ranks raise.
             variables: The variables of the pairs.
             fingerprint: The description that must be equal on all ranks.
-            scatters: True if each rank receives only its parts of the sums of dense gradients.
+            scatters: True to reduce-scatter dense gradients: each rank receives parts of sums.
 
         Returns:
-            (pairs, step). Without `scatters` the pairs have full sums. With `scatters` the step has
-            this rank's parts of dense sums. The pairs then have this rank's dense gradients, and
-            full sums of sparse gradients.
+            (pairs, step). The pairs have the sums of gradients. With `scatters`, sums of dense
+            gradients are in the step instead; the pairs then have this rank's dense gradients.
         """
         shards = self._require_shards()
 
@@ -123,7 +121,7 @@ class Reducer:
         return sums, SharedStep(shards, local_sums, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """Count a step with sharded slots, and return it; the caller has summed its gradients."""
+        """Return a new step with sharded slots, for gradients that are already summed."""
         self._steps += 1
         return SharedStep(self._require_shards(), {}, self._steps, self._sending.bucket_size)
 
@@ -135,7 +133,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def _explain_loss(self) -> Iterator[None]:
-        """Add the step number and the state of variables to a ReplicaLostError of the block."""
+        """Add step number and state of variables to a ReplicaLostError in the `with` block."""
         try:
             yield
         except ReplicaLostError as error:
@@ -154,13 +152,12 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
-        """Compare the ranks before a step; wait for sums that were sent during the backward pass.
-
-        These sums are dropped on all ranks if one rank has changed a gradient after sending.
+        """Compare the ranks before a step; wait for sums of the backward pass.
 
         Returns:
-            The pairs, with the same kinds of gradients on all ranks; and {index of a pair: sum} of
-            gradients that were sent early.
+            (pairs, {index of a pair: sum}). None becomes zeros in the pairs if another rank has a
+            gradient. The sums are of gradients that were sent during the backward pass. There are
+            none if a rank has changed a gradient afterwards.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -198,18 +195,16 @@ class Reducer:
         return all_pairs, {index: sums[index] for index in self._dense if index in sums}
 
     def _make_sender(self, scatters: bool) -> Sender:
-        """Return a new sender of gradients; with `scatters` each rank receives its shard of the
-        sums only.
-        """
+        """Return a new sender of gradients; `scatters` is True for reduce-scatter."""
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
     def _add_shards(
         self, fingerprint: StepFingerprint, scatters: bool
     ) -> tuple[int, StepFingerprint]:
-        """Return a digest of the shards, and the fingerprint with lines about settings and shards.
+        """Return (hash of the shards, fingerprint with lines about settings and shards).
 
-        The digest is 0 without shards.
+        The hash is 0 if slots are not sharded.
         """
         if self.shards is None:
             return 0, fingerprint._replace(
@@ -227,18 +222,18 @@ class Reducer:
         """Mark the last sums as applied: rounding errors of compression affect the next step.
 
         Args:
-            failed: True if this rank failed after the sums were applied. The next step then
-                compares all facts.
+            failed: True if this rank failed after the sums were applied. The ranks then compare all
+                facts in the next step.
         """
         self._sender.compression.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Report an error in the `with` block to ranks that wait in `sum_gradients`; then raise it.
+        """Report an error in the `with` block to ranks that wait in `sum_gradients`.
 
         Nothing is reported if `sum_gradients` was called in the block, or if the error is a
-        ReplicaLostError or ReplicaMismatchError.
+        ReplicaLostError or ReplicaMismatchError. The error is raised in all cases.
         """
         # `sum_gradients` resets this, and reports its own errors.
         self._expects_sums = True
@@ -264,7 +259,7 @@ class Reducer:
             yield from self._watch_backward()
 
     def _watch_backward(self) -> Iterator[None]:
-        """Send gradients while the block runs, and report an error to the other ranks."""
+        """Send gradients during the `with` block; report an error to all ranks."""
         try:
             with watching(self._begin_backward):
                 yield
@@ -295,7 +290,7 @@ class Reducer:
     def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
-        """Start the vote on sending gradients during the backward pass, once per step.
+        """Vote on sending gradients during the backward pass, at the first call in a step.
 
         This rank declines if the last step had no dense gradient.
 
@@ -305,8 +300,8 @@ class Reducer:
             declines: True to decline in any case.
 
         Returns:
-            `function(leaf)`, to be called when the gradient of a leaf is complete. None if this
-            rank declines, or has voted in this step before.
+            A function to call with each leaf whose gradient is complete. None if this rank
+            declines, or if this is not the first call.
         """
         # Only one backward pass per step sends gradients while it runs.
         if self._has_backward_started:

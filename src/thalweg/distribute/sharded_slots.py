@@ -77,12 +77,11 @@ def sum_for_shards(
         grads_and_vars: The (gradient, variable) pairs of this rank.
         fingerprint: Description of the step that must be equal on all ranks.
         adapter: The adapter of the optimizer.
-        scatters: True if each rank receives only its parts of dense sums.
+        scatters: True to reduce-scatter dense gradients: each rank receives parts of sums.
 
     Returns:
-        (pairs, step). Pairs whose gradient is None on all ranks are left out. Without `scatters`
-        the pairs have sums. With `scatters` the step has the parts of dense sums, and the pairs
-        have this rank's dense gradients.
+        (pairs, step), as from `Reducer.share_step`, without pairs whose gradient is None on all
+        ranks.
 
     Raises:
         FailedPreconditionError: In graph mode, or if functions of the user update variables.
@@ -112,8 +111,8 @@ def share_summed_step(
 ) -> tuple[Any, Step | None]:
     """Prepare a sharded step for gradients that are already summed over the ranks.
 
-    New slots are sharded over the ranks of the strategy. Slots of DTensors have the placements of
-    their variable.
+    New slots are sharded over the ranks of the strategy. Slots of a DTensor have the placements of
+    the DTensor.
 
     Args:
         owner: The optimizer.
@@ -123,8 +122,8 @@ def share_summed_step(
         fingerprint: Optional. The description that must be equal on all ranks.
 
     Returns:
-        (pairs, step). The pairs are those of the argument; DTensor gradients are placed like their
-        variables. Without sharding and DTensors, `(grads_and_vars, None)`.
+        (pairs, step). `pairs` is `grads_and_vars`, with gradients of DTensors placed like the
+        variables. The step is None without sharded slots and DTensors.
 
     Raises:
         FailedPreconditionError: Slots cannot be sharded, or are sharded by another strategy.
@@ -159,8 +158,8 @@ def _make_matrix_group(
 ) -> MatrixProcessGroup | None:
     """Return the group of ranks that exchange messages about DTensors in a step.
 
-    Return None without DTensors. Return None for a step without messages: no gradient transforms, a
-    rule without reductions, no `check_numerics`, and no gradient to redistribute.
+    Return None if the step has no DTensors or needs no messages. Gradient transforms, reductions of
+    the rule, `check_numerics` and gradients with other placements need messages.
     """
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = adapter.step_rule()
@@ -179,7 +178,7 @@ def _make_matrix_group(
 
 
 def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Slot]:
-    """Return the slots to shard: the slots of the optimizer's rule that have a variable's shape.
+    """Return the slots of the optimizer's rule that have the shape of a variable.
 
     Raises:
         FailedPreconditionError: In graph mode, or if functions of the user update variables.
@@ -208,9 +207,9 @@ def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
 def arrange_slots(
     owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
 ) -> None:
-    """Replace an optimizer's slots that are not sharded by sharded slots; all ranks call this.
+    """Shard an optimizer's slots over the ranks; all ranks must call this function.
 
-    A variable with a sparse gradient is assigned to one rank if parts would divide its rows.
+    A variable with a sparse gradient is assigned to one rank if a part would end within a row.
 
     Args:
         owner: The optimizer; its slots are replaced.
@@ -229,7 +228,7 @@ def arrange_slots(
 
     # The old pieces are needed until `remake` has gathered the values.
     def keep_whole() -> None:
-        """Assign variables with sparse rows that parts would divide to one rank each."""
+        """Assign each variable of `cut` to one rank."""
         for var in cut:
             shards.keep_whole(var)
 

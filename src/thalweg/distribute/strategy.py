@@ -48,7 +48,7 @@ class Strategy:
         group: Optional. A process group of torch.distributed (gloo, NCCL). By default the default
             group; if none exists, the group of `torchrun` is initialised.
         timeout: Optional. Seconds that a rank may take to answer, from 0.001 to a billion; by
-            default the group's own.
+            default the group's timeout.
         bucket_size: Bytes of gradients per message.
         reduction: "sum" adds in the fastest order. "ordered" adds in an order that is equal on 1,
             2, 4, ... ranks, see `gradients`.
@@ -65,9 +65,9 @@ class Strategy:
 
     Raises:
         InvalidTypeError: `group` is not a process group, or a number has another type.
-        InvalidArgumentError: A number is not above 0, `timeout` is out of range, `reduction` or
-            `compression` is unknown, an ordered reduction has another number of ranks, or
-            `compression` comes with an ordered reduction or with `shard_slots`.
+        InvalidArgumentError: An argument is out of range or unknown. `compression` is combined with
+            `shard_slots` or an ordered reduction. The number of ranks of an ordered reduction is
+            not a power of two.
 
     Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
@@ -176,14 +176,14 @@ class Strategy:
         return self.run(fn, (batch,))
 
     def reduce(self, reduce_op: object, value: object, axis: int | None = None) -> Any:
-        """Return the sum or mean over all ranks of each value that `run` returned.
+        """Return the sum or mean of each value over all ranks, such as of a result of `run`.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
             value: A tensor, number or a nest of these; in graph mode of symbolic tensors. A None
                 stays None. Means of integers are floating-point numbers.
-            axis: Optional. A dimension of the value that is reduced, too; a mean then counts the
-                elements of all ranks.
+            axis: Optional. A dimension of the value that is reduced, too. A mean then divides by
+                the number of elements on all ranks.
         """
         return all_reduce(self, reduce_op, value, axis)
 
@@ -206,11 +206,10 @@ class Strategy:
     ) -> list[tuple[Any, torch.Tensor]]:
         """Return the gradients of the summed losses of this rank's micro-batches, in a fixed order.
 
-        With `reduction="ordered"`, `apply_gradients` continues in this order: a balanced tree over
-        the micro-batches of all ranks. Equal losses then give equal bits on 1, 2, 4, ... ranks.
-        Each micro-batch must have the same examples in all runs. Its random numbers and buffers
-        must depend on its number alone. All runs need the same number of torch's threads
-        (`torchrun` sets 1).
+        The order is a balanced tree over the micro-batches of all ranks, if `apply_gradients` adds
+        with `reduction="ordered"`. Runs with 1, 2, 4, ... ranks then have equal bits under three
+        conditions. Micro-batch k has the same examples in all runs. Random numbers and buffers
+        depend on k only. The number of torch's threads is equal (`torchrun` sets 1).
 
         Args:
             loss: `loss(k)` returns the loss of micro-batch k; called for each micro-batch of this
@@ -259,7 +258,7 @@ class Strategy:
         return None if executing_eagerly() else graph_mode().group(value, name=name)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """Return the values of the replicas of this process, of which there is one."""
+        """Return `(value,)`: a process has one replica."""
         return (value,)
 
     def _check_alone(self) -> None:
@@ -286,9 +285,7 @@ def _check_settings(
     compression: str | None,
     shard_slots: bool,
 ) -> None:
-    """Raise an error if a setting of a `Strategy` is invalid, or if two settings exclude each
-    other.
-    """
+    """Raise InvalidTypeError or InvalidArgumentError if settings of a `Strategy` are invalid."""
     for name, setting in (("timeout", timeout), ("bucket_size", bucket_size)):
         if setting is not None:
             _check_above_0(name, setting)
@@ -332,13 +329,13 @@ def enter_single_replica() -> AbstractContextManager[None]:
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy of this thread, or the default one outside of all scopes."""
+    """Return the strategy of this thread; outside of all scopes, the default strategy."""
     context = innermost_context()
     return _DEFAULT if context is None else cast(Strategy, context.strategy)
 
 
 def current_replica() -> ReplicaContext:
-    """Return the replica context of this thread, or in cross-replica context its strategy's."""
+    """Return the replica context of this thread, or of its strategy in cross-replica context."""
     context = innermost_context()
     replica = None if context is None else context.replica
     return cast(ReplicaContext, replica) if replica else ReplicaContext(get_strategy())

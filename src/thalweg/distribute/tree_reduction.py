@@ -1,9 +1,8 @@
 """Sums in one order for any number of ranks: a balanced tree over the micro-batches.
 
-A rank sums a subtree, then the ranks' sums are the leaves of the tree's upper part. The vector is
-cut into as many shards as there are ranks; each rank receives its shard from all ranks, adds them
-in the order of the tree, and sends the result to all: as much traffic as a ring's. An addition is
-elementwise, so the bits do not depend on the number of ranks.
+A rank sums a subtree; then the sums of all ranks are added. Each rank adds one shard of all sums
+and sends the result to all ranks, with as much traffic as in a ring. Additions are elementwise, so
+the bits do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ Sums = list[Gradient]
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     """Return the sums of gradients over micro-batches `low` to `high - 1`, added in tree order.
 
-    At a time, memory holds at most as many lists of gradients as the tree has levels.
-
     Args:
         low, high: Numbers of micro-batches; `high` is above `low`.
-        gradients: `gradients(k)` returns the gradients of micro-batch k; called once for each, in
-            order.
+        gradients: `gradients(k)` returns the gradients of micro-batch k; called once per k, in
+            ascending order.
     """
     if high - low == 1:
         return gradients(low)
@@ -36,7 +33,7 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
 
 
 def add_sums(first_sums: Sums, right_sums: Sums) -> Sums:
-    """Return the sums of two lists, by position; sparse rows are concatenated, None counts as 0."""
+    """Return the elementwise sums of two lists. Sparse rows are concatenated, None counts as 0."""
     return [
         _add_pair(first_sum, right_sum)
         for first_sum, right_sum in zip(first_sums, right_sums, strict=True)
@@ -77,7 +74,7 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
 def tree_sum(vectors: Sequence[Tensor]) -> Tensor:
     """Sum vectors in tree order, in place; return `vectors[0]`, which has the sum.
 
-    Other vectors are overwritten with partial sums.
+    All further vectors may be overwritten with partial sums.
     """
     partial_sums = list(vectors)
     while len(partial_sums) > 1:

@@ -22,8 +22,8 @@ _OPS = {VariableAggregation.SUM: "sum", VariableAggregation.MEAN: "mean"}
 class AggregatedVariable(Variable):
     """Variable with equal values on all replicas after `assign`, `assign_add` and `assign_sub`.
 
-    In a replica of `Strategy.run` the values of all replicas are aggregated; each replica must make
-    the call. Otherwise the value is assigned unchanged. See
+    In `Strategy.run`, the values of all replicas are aggregated; each replica must make the call.
+    Outside of `run`, the value is assigned unchanged. See
     `variable_aggregation.aggregate_assignments`.
     """
 
@@ -38,7 +38,7 @@ class AggregatedVariable(Variable):
 
 
 def in_replicas() -> Strategy | None:
-    """Return the strategy of this thread in its `run`, if there are several replicas, else None."""
+    """Return the strategy whose `run` this thread executes; None if there is one replica."""
     strategy = get_strategy()
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 
@@ -47,9 +47,9 @@ def in_replicas() -> Strategy | None:
 def of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
-    """Return the aggregate of the values of all replicas, to be assigned to a variable.
+    """Return the aggregate of all replicas' values, which the caller assigns to `variable`.
 
-    All replicas must call this function for the same variable. The variable is not changed.
+    All replicas must call this function for the same variable.
 
     Args:
         aggregation: SUM, MEAN, or ONLY_FIRST_REPLICA for the value of rank 0.

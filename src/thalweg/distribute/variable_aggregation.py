@@ -61,10 +61,10 @@ def as_mode(mode_class: type[Mode], mode: object) -> Mode:
 
 
 def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
-    """Wrap a constructor of variables: the wrapper calls `aggregate_assignments` on a new variable.
+    """Wrap a constructor of variables. The wrapper calls `aggregate_assignments` on a new variable.
 
-    It validates the keyword arguments `synchronization` and `aggregation`, and passes both to
-    `make` as enumeration members.
+    The wrapper validates the keyword arguments `synchronization` and `aggregation`, and passes both
+    to `make` as enumeration members.
     """
 
     @functools.wraps(make)

@@ -140,11 +140,6 @@ class ReplayedStep:
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
-        is_small = are_small(plans)
-        if not is_small and (
-            self._has_passes_between_calls or transforms.measured or transforms.judge
-        ):
-            return False
         if guards is None or not self._add_guards(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
@@ -153,7 +148,7 @@ class ReplayedStep:
         if self._has_passes_between_calls and not self._can_run_passes(optimizer, transforms):
             return False
         self._make_launches(optimizer, transforms, plans)
-        guards.releases_lock = not is_small
+        guards.releases_lock = not are_small(plans)
         self._write_guards(guards, gradients, idle_params)
         self._absent = {}
         return True
@@ -244,7 +239,7 @@ class ReplayedStep:
             measures,
             clipping,
             launches.programs,
-            *launches.rule_measures(),
+            launches.rule_measures(),
             () if in_call is None else launches.spreads(),
             members=members,
             pass_members=pass_members,
@@ -418,10 +413,10 @@ class ReplayedStep:
         if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
+            pairs = self._hold_gradients() if self.snapshot.releases_lock else None
             if self._passes:
-                status = self._replay((self.snapshot.replay_count, None, (), flags))
+                status = self._replay((self.snapshot.replay_count, pairs, (), flags))
             else:
-                pairs = self._hold_gradients() if self.snapshot.releases_lock else None
                 status = self.snapshot.replay(
                     pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
                 )

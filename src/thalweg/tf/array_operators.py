@@ -1,9 +1,8 @@
 """Operators between eager tensors and NumPy arrays, with TensorFlow's conversions.
 
-NumPy passes each operator that has an array or a NumPy scalar on one side to `__array_ufunc__` of
-the tensor on the other side, except for `tensor == array`, which torch answers itself. So `==` is
-replaced; between two tensors it costs one more call. No other operator between two tensors reaches
-this module.
+For an operator between an array and a tensor, NumPy calls the tensor's `__array_ufunc__`. The
+exception is `tensor == array`, which torch computes: `Tensor.__eq__` is therefore replaced. Further
+operators between two tensors do not call this module.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _torch_equal: Callable[[Tensor, Any], Any] = torch.Tensor.__eq__
 
 
 def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """Implement `Tensor.__array_ufunc__`: return the result of a NumPy function as a tensor.
+    """Return the result of a NumPy function as a tensor, as `Tensor.__array_ufunc__`.
 
     For an operator such as `+`, the array is converted to the dtype and device of the tensor, and
-    autograd records the operation. `array += tensor` leaves the array unchanged. Other functions
-    read the tensor's memory through NumPy.
+    autograd records the operation. `array += tensor` returns a new tensor; the array is unchanged.
+    Further functions run in NumPy on the tensor's memory.
     """
     function = _OPERATORS.get(ufunc) if method == "__call__" and len(inputs) == 2 else None
     # `array += tensor` calls the ufunc with `out` set to the array.
@@ -49,7 +48,7 @@ def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **op
 
 
 def equal_to(tensor: Tensor, operand: Any) -> Any:
-    """Return `tensor == other`, where an array takes the dtype of the tensor."""
+    """Return `tensor == operand`. An array is first converted to the dtype of the tensor."""
     if isinstance(operand, np.ndarray):
         return _operate(torch.eq, tensor, operand_like(operand, tensor))
     return _torch_equal(tensor, operand)
@@ -68,9 +67,10 @@ def _operate(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor)
 def _call_numpy(
     tensor: Tensor, function: Callable[..., Any], inputs: Any, options: dict[str, Any]
 ) -> Any:
-    """Call a NumPy function on the memory of tensors; return resulting arrays as tensors.
+    """Call a NumPy function on the memory of tensors; return arrays of the result as tensors.
 
-    With `out`, return NumPy's result unchanged. Raise InvalidTypeError if `out` is a tensor.
+    With the option `out`, return NumPy's result unchanged. Raise InvalidTypeError if `out` is a
+    tensor.
     """
     targets = options.get("out", ())
     if any(isinstance(target, Tensor) for target in targets):

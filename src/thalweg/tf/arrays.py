@@ -52,9 +52,9 @@ def constant(
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Tensor:
-    """Return a value as a tensor; return a tensor itself, and the value of a variable.
+    """Return a value as a tensor: a tensor itself, the value of a variable, or a new tensor.
 
-    Raise InvalidTypeError if a tensor has another dtype than `dtype`.
+    Raise InvalidTypeError if a tensor does not have the dtype `dtype`.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
         return _graph.constant(value, dtype, name=name)
@@ -134,8 +134,8 @@ def range(
 ) -> Tensor:
     """Return the numbers from `start` to below `limit`. `range(n)` begins at 0.
 
-    The dtype is by default that of the arguments: int32 or float32 for numbers of Python. Raise
-    InvalidArgumentError if `delta` is 0, or leads away from the limit.
+    The default dtype is the dtype of the arguments; for Python numbers int32 or float32. Raise
+    InvalidArgumentError if `delta` is 0, or has the wrong sign.
     """
     name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
@@ -187,10 +187,11 @@ def one_hot(
     dtype: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return `indices` with a new axis of size `depth`, by default the last: one-hot vectors.
+    """Return one-hot vectors of length `depth` along a new `axis`, by default the last axis.
 
-    The element at the index is `on_value` (1), all others are `off_value` (0). For an index out of
-    range, all are `off_value`. The default dtype is that of `on_value` or `off_value`, or float32.
+    The element at the index is `on_value` (1), all further elements are `off_value` (0). An index
+    out of range gives `off_value` only. The default dtype is the dtype of `on_value` or
+    `off_value`, else float32.
     """
     values = [None if entry is None else tensor_or_value(entry) for entry in (on_value, off_value)]
     dtypes = [entry.dtype for entry in values if entry is not None]
@@ -377,7 +378,7 @@ def gather(
     For axis 0 of a variable the gradient is `IndexedSlices`.
 
     Args:
-        indices: int32 or int64. The shape of `indices` replaces the axis in the result.
+        indices: int32 or int64. In the result's shape, the shape of `indices` replaces the axis.
         validate_indices: Ignored: indices are always validated.
         axis: By default `batch_dims`.
         batch_dims: Number of leading dimensions that `params` and `indices` share.

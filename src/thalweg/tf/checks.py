@@ -48,9 +48,9 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
 
 
 def _asserting(label: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of functions that describe a condition; it makes them assertions.
+    """Return a decorator that turns a function into an assertion.
 
-    A function returns (check, tensors, beginning of the message), see `must_hold`. Its assertion
+    The function returns (check, tensors, beginning of the message), see `must_hold`. The assertion
     has four further arguments: `data`, `summarize`, `message` and `name`.
     """
 
@@ -124,10 +124,10 @@ def _check_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Check the number of dimensions: now if known, otherwise in each run.
+    """Check the number of dimensions of a tensor; in each run if it is unknown now.
 
-    `condition` is (default of `name`, tensor, function that returns True for a valid number, text
-    about valid numbers). `summarize` is ignored.
+    `condition` is (default of `name`, tensor, `accepts`, text about valid numbers).
+    `accepts(number)` returns True for a valid number. `summarize` is ignored.
     """
     label, x, accepts, rank_text = condition
     source, name = tensor(x), name or label
@@ -151,7 +151,7 @@ def assert_rank(x: object, rank: int) -> Any:
 
     Args:
         rank: The number of dimensions.
-        data: Optional values that the run's error shows; or, as in TensorFlow 2, the message.
+        data: Optional. Values that the error of a run shows. In TensorFlow 2, the message.
         summarize: Ignored.
         message: Optional text at the beginning of the error's message.
 
@@ -209,10 +209,11 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
 
 
 def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
-    """Return a copy of the tensor if its shape is `shape`; None in `shape` accepts any size.
+    """Return a copy of a tensor with shape `shape`. None in `shape` accepts any size.
 
     Raises:
-        InvalidArgumentError: The shape differs. An unknown shape is checked in each run.
+        InvalidArgumentError: The tensor has another shape. In a graph, a run raises the error if
+            the shape was unknown before.
     """
     expected, source = _graph.Shape(shape), tensor(x)
 

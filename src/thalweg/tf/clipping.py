@@ -61,12 +61,12 @@ def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
 def clip_by_global_norm(
     t_list: Sequence[object], clip_norm: object, use_norm: object = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """Scale tensors and slices by one factor, so that their global norm is at most `clip_norm`.
+    """Scale all tensors and slices by one factor, to a global norm of at most `clip_norm`.
 
     Args:
         t_list: A list of tensors and slices; None stays None.
         clip_norm: Maximum norm.
-        use_norm: Optional. The present global norm, if it is known; otherwise it is computed.
+        use_norm: Optional. The global norm of `t_list`; by default it is computed.
 
     Returns:
         (scaled list, norm before scaling). All elements are NaN if the norm is not finite.

@@ -36,7 +36,7 @@ def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -
 def unstack(
     value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
 ) -> list[Tensor]:
-    """Return the list of slices at each index of an axis, without the axis.
+    """Return a list of slices, one for each index along an axis; slices do not have the axis.
 
     Args:
         num: Number of slices; only needed if the size of the axis is unknown.
@@ -75,12 +75,12 @@ def split(
     """Return a list of parts of a tensor along an axis.
 
     Args:
-        num_or_size_splits: Number of equal parts, or a list of sizes. One size may be -1 for the
-            rest.
+        num_or_size_splits: Number of equal parts, or a list of sizes. A size of -1 stands for the
+            remaining elements.
         num: Number of parts, if a tensor of sizes has an unknown shape.
 
     Raises:
-        InvalidArgumentError: The size is not a multiple of the number, or not the sum of the sizes.
+        InvalidArgumentError: The axis cannot be divided into parts of these sizes.
     """
     name = name or "split"
     source, dim = tensor(value), as_known_int(axis)
@@ -113,9 +113,10 @@ def _are_sizes(sizes_or_count: object) -> bool:
 
 
 def _resolve_sizes(total: int, num_pieces: int | None, lengths: object, axis: int) -> list[int]:
-    """Return sizes of parts that add up to `total`: equal ones, or `lengths`; raise if impossible.
+    """Return the sizes of parts: `num_pieces` equal sizes, or `lengths` if it is None.
 
-    One of `lengths` may be -1, which stands for the remaining size.
+    One of `lengths` may be -1 for the remaining size. Raise InvalidArgumentError if the sizes do
+    not add up to `total`.
     """
     if num_pieces is not None:
         if num_pieces < 1 or total % num_pieces:
@@ -140,10 +141,10 @@ def _add_split(
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return `function(operand, split_sizes)`, a list; in a graph as outputs of an operation.
+    """Return the list `function(operand, split_sizes)`, or outputs of an operation that calls it.
 
-    `shapes` are the static shapes of the parts. In a graph, raise InvalidArgumentError for an empty
-    `shapes`: the number of outputs is unknown.
+    `shapes` are the static shapes of the outputs. In a graph, raise InvalidArgumentError if
+    `shapes` is empty, because the number of outputs is unknown.
     """
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
@@ -156,7 +157,7 @@ def _add_split(
 
 
 def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:
-    """Return the size along an axis and the other sizes, or (None, None) if unknown."""
+    """Return (size along an axis, list of all further sizes); (None, None) if unknown."""
     if shape is UNKNOWN:
         return None, None
     if not -len(shape) <= axis < len(shape):
@@ -166,7 +167,7 @@ def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:
 
 
 def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
-    """Return a shape with another size along an axis; None if unknown."""
+    """Return a copy of a shape with `size` along an axis; None for an unknown shape."""
     if shape is UNKNOWN:
         return None
     new_shape = list(shape)

@@ -30,10 +30,10 @@ def function(
     reduce_retracing: bool = False,
     **options: object,
 ) -> Any:
-    """Return `func` unchanged: nothing is traced or compiled. Return a decorator without `func`.
+    """Return `func` unchanged: nothing is traced or compiled. Without `func`, return a decorator.
 
-    Each call runs the Python function, with side effects such as printing or creating variables,
-    which TensorFlow has only while tracing. All arguments but `func` are ignored.
+    Unlike in TensorFlow, each call has the side effects of the Python function, such as printing.
+    All arguments but `func` are ignored.
     """
     if func is None:
         return lambda wrapped: wrapped
@@ -53,9 +53,10 @@ def no_op(name: str | None = None) -> Any:
 def name_scope(
     name: str | None, default_name: str | None = None, values: object = None
 ) -> contextlib.AbstractContextManager[str]:
-    """Return a context manager that adds `name`, or else `default_name`, to names of nodes.
+    """Return a context manager that adds a prefix to names of nodes, and yields the prefix.
 
-    Yield the scope's name. In eager mode it has no effect. `values` is ignored.
+    The prefix is `name`, or `default_name` if `name` is None. The context manager has no effect in
+    eager mode. `values` is ignored.
     """
     if _graph.executing_eagerly():
         return contextlib.nullcontext(name or default_name or "")

@@ -47,15 +47,12 @@ class Windows:
         """Return the windows for the arguments of TensorFlow's functions.
 
         Args:
-            strides: One number, or one per spatial dimension, or one per dimension of the tensor.
-            padding: "SAME" or "VALID", in upper or lower case, or a pair (before, after) for each
-                dimension of the tensor.
+            strides: A number, or a list with a number per spatial dimension or per dimension.
+            padding: "SAME" or "VALID" in upper or lower case, or a list with a pair (before, after)
+                per dimension of the tensor.
             dilations: As `strides`; None is 1.
             data_format: Such as "NHWC", "NCHW", "channels_last"; None is channels last.
             count: The number of spatial dimensions.
-
-        Raises:
-            InvalidArgumentError: An argument is not valid.
         """
         first = is_first(data_format)
         stride = spatial(strides, count, first, "strides")
@@ -94,10 +91,10 @@ def is_first(data_format: str | None) -> bool:
 
 
 def spatial(value: Any, count: int, channels_first: bool, argument: str) -> tuple[int, ...]:
-    """Return one number for each of `count` spatial dimensions.
+    """Return a tuple with a number for each of `count` spatial dimensions.
 
-    `value` is one number, or one per spatial dimension, or one per dimension of the tensor. Raise
-    InvalidArgumentError if `value` has another length, or is not 1 along batch and channels.
+    `value` is a number, or a list with a number per spatial dimension or per dimension. Raise
+    InvalidArgumentError if the length is wrong, or a number for batch or channels is not 1.
     """
     entries = list(value) if isinstance(value, Sequence | torch.Size) else [value]
     if len(entries) == count + 2:
@@ -157,7 +154,7 @@ def _group_count(operand: Tensor, filters: Tensor) -> int:
 
 
 def depthwise(operand: Tensor, filters: Tensor, windows: Windows) -> Tensor:
-    """Return the convolution of each channel by its filters (*sizes, inputs, multiplier)."""
+    """Convolve each channel with separate filters (*kernel sizes, channels, multiplier)."""
     *kernel, inputs, multiplier = filters.shape
     return convolve(
         operand, filters.reshape(*kernel, 1, inputs * multiplier), windows, groups=inputs

@@ -93,7 +93,7 @@ def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -
 
 
 def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Return two operands as tensors; a value that is not a tensor gets the dtype of the tensor."""
+    """Return two operands as tensors. If only one is a tensor, the new tensor gets its dtype."""
     if is_tensor(x):
         x = tensor(x)
         return x, tensor(y, x.dtype)
@@ -115,12 +115,12 @@ def call(function: Callable[..., Result], *args: object, name: str | None = None
 def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     """Return a decorator that rejects ambiguous positional arguments in graph mode.
 
-    TensorFlow 1 has other parameters at these positions. The decorated function raises
-    InvalidTypeError for more than `position` positional arguments.
+    TensorFlow 1 has other parameters from `position` on. In graph mode, the decorated function
+    raises InvalidTypeError for more than `position` positional arguments.
 
     Args:
         position: Index of the first ambiguous argument.
-        older: TensorFlow 1's argument at that position.
+        older: Name of TensorFlow 1's argument at this position, for the message.
     """
 
     def decorate(function: F) -> F:

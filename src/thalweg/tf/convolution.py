@@ -32,7 +32,7 @@ def convolution(
     name: str,
     function: Callable[..., Tensor] = conv_windows.convolve,
 ) -> Tensor:
-    """Return `function(input, filters, windows)`, as an operation in graph mode; see `conv2d`."""
+    """Return `function(input, filters, windows)`, or in a graph an operation's output."""
     input, filters = pair(input, filters)
     if filters.shape is UNKNOWN:
         raise InvalidArgumentError(f"{name} needs filters whose number of dimensions is known.")
@@ -58,8 +58,8 @@ def conv2d(
     Args:
         input: Images (batch, height, width, channels), or with "NCHW" channels before height.
         filters: The filters; `filter` is its older name.
-        strides: One number, two for height and width, or four.
-        padding: "SAME", "VALID", or (before, after) pairs for each dimension.
+        strides: A number, two numbers for height and width, or four numbers.
+        padding: "SAME", "VALID", or a (before, after) pair for each dimension.
         data_format: "NHWC" or "NCHW".
         dilations: As `strides`.
         use_cudnn_on_gpu: Ignored.
@@ -78,7 +78,7 @@ def conv1d(
     dilations: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return the convolution of sequences (batch, width, channels); otherwise like `conv2d`.
+    """Return the convolution of sequences (batch, width, channels); see `conv2d`.
 
     Filters are (width, channels, outputs).
     """
@@ -94,7 +94,7 @@ def conv3d(
     dilations: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return the convolution of volumes (batch, depth, height, width, channels), like `conv2d`."""
+    """Return the convolution of volumes (batch, depth, height, width, channels); see `conv2d`."""
     return convolution(input, filters, strides, padding, data_format, dilations, name or "Conv3D")
 
 
@@ -116,7 +116,7 @@ def depthwise_conv2d(
     *,
     rate: object = None,
 ) -> Tensor:
-    """Return the `conv2d` of each channel by its filters (height, width, channels, multiplier).
+    """Convolve each channel with separate filters (height, width, channels, multiplier).
 
     `rate` is an older name of `dilations`.
     """
@@ -138,7 +138,7 @@ def separable_conv2d(
     *,
     rate: object = None,
 ) -> Tensor:
-    """Return `depthwise_conv2d`, followed by `conv2d` with `pointwise_filter` of size 1."""
+    """Apply `depthwise_conv2d`, then `conv2d` with `pointwise_filter` (1, 1, channels, outputs)."""
     options = (strides, padding, data_format, dilations)
     depthwise_output = depthwise_conv2d(input, depthwise_filter, *options, rate=rate)
     label = name or "separable_conv2d"
@@ -162,13 +162,13 @@ def conv2d_transpose(
     Args:
         input: Tensor in the layout of outputs of `conv2d`; `value` is an older name.
         filters: (height, width, outputs, channels); `filter` is an older name.
-        output_shape: The shape of the result, as numbers, tensors, or a tensor of four.
-        strides: One number, two for height and width, or four.
+        output_shape: The shape of the result: a list of numbers or scalars, or a tensor.
+        strides: A number, two numbers for height and width, or four numbers.
         padding: "SAME" or "VALID".
         data_format: "NHWC" or "NCHW".
 
     Raises:
-        InvalidArgumentError: `conv2d` does not map the result's sizes to the input's sizes.
+        InvalidArgumentError: `conv2d` does not turn `output_shape` into the shape of `input`.
     """
     input = value if input is None else input
     input, filters = pair(input, filter if filters is None else filters)
@@ -181,7 +181,7 @@ def transposed(
 ) -> Tensor:
     """Return the transposed convolution of `input`, see `conv_windows.spread`.
 
-    Only the spatial sizes in `output_shape` count; None derives these from `windows`.
+    Only the spatial sizes in `output_shape` are used. For None, compute them from `windows`.
     """
     shape_arg = _shape_argument(output_shape)
     inner = slice(2, None) if windows.channels_first else slice(1, -1)
@@ -208,9 +208,9 @@ def _shape_argument(output_shape: Any) -> Any:
 def _known_shape(
     input: Tensor, filters: Tensor, shape_arg: object, windows: Windows
 ) -> list[int | None]:
-    """Return the static shape of a transposed convolution, None for unknown sizes.
+    """Return the static shape of a transposed convolution, with None for unknown sizes.
 
-    `shape_arg` is a list or tensor of the result's sizes, or None.
+    `shape_arg` is the argument `output_shape`.
     """
     *kernel, outputs, _ = filters.shape
     input_shape = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
@@ -239,7 +239,10 @@ def pool(
     name: str,
     count: int = 2,
 ) -> Tensor:
-    """Return `function(input, kernel, windows)` for `count` spatial dimensions, as an operation."""
+    """Return `function(input, kernel, windows)`, or in a graph an operation's output.
+
+    `kernel` has the window sizes of `count` spatial dimensions, `windows` the strides and padding.
+    """
     windows = Windows.of(strides, padding, None, data_format, count)
     kernel = conv_windows.spatial(ksize, count, windows.channels_first, "ksize")
     return call(function, tensor(input), kernel, windows, name=name)

@@ -36,7 +36,7 @@ __all__ = [
 def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
     """Return the correctly rounded square root, as TensorFlow does on the CPU.
 
-    Return `torch.sqrt(x)` under autograd, transformations of torch.func, or on other devices.
+    Return `torch.sqrt(x)` under autograd, in transformations of torch.func, and on other devices.
     """
     is_unrecorded = not (x.requires_grad and torch.is_grad_enabled())
     if is_unrecorded and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):

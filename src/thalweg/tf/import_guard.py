@@ -25,12 +25,14 @@ _ASKS_KERAS = "keras.src.utils.module_utils"
 
 
 def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
-    """Return the import spec of a module of `thalweg.openseq2seq`; None if the real one exists.
+    """Return the import spec of `open_seq2seq` or a submodule, as `thalweg.openseq2seq`.
+
+    Return None if OpenSeq2Seq is installed.
 
     Args:
-        fullname: Name of the imported module.
-        path: Name of the module below the package, "" for the package.
-        loader: The loader of the spec. It creates a `View` of thalweg's module, `loader_state`.
+        fullname: Full name of the imported module.
+        path: Name of the module below the package; "" for the package.
+        loader: The loader of the spec, which returns a `View` of the spec's `loader_state`.
 
     Raises:
         ImportError: thalweg has no such module.
@@ -59,9 +61,9 @@ def is_neighbour(module: str) -> bool:
 
 
 def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
-    """Return an import spec that hides TensorFlow from modules of tensorboard and Keras.
+    """Return an import spec that hides TensorFlow from a module of tensorboard or Keras.
 
-    Return None for any other module.
+    Return None for modules that do not look for TensorFlow.
 
     Args:
         fullname: Name of the imported module.
@@ -91,7 +93,7 @@ def settle() -> None:
 
 
 class _NoTensorFlow:
-    """Replacement of TensorFlow in Keras' modules, which look for TensorFlow in `sys.modules`."""
+    """Replacement of TensorFlow in modules of Keras."""
 
     def executing_eagerly(self) -> bool:
         # Keras builds no graph of TensorFlow.

@@ -24,19 +24,19 @@ _FACADES = {1: "thalweg.tf.compat.v1", 2: "thalweg.tf"}
 def install_as_tensorflow(version: int = 2) -> None:
     """Make all forms of `import tensorflow` return `thalweg.tf` in this process.
 
-    Call it before anything imports tensorflow; `python -m thalweg.tf script.py` does so for a
-    script. Missing names raise AttributeError or ImportError with a replacement. The modules of
-    `tensorflow.python` that optimizers import exist. Packages that test for TensorFlow, such
-    as tensorboard, Keras and transformers, do not find it; Keras uses its torch backend unless
+    Call this function before the first import of tensorflow. `python -m thalweg.tf script.py` calls
+    it for a script. Missing names raise AttributeError or ImportError with a replacement. Modules
+    of `tensorflow.python` that optimizers import exist. Packages that test for TensorFlow, such
+    as tensorboard, Keras and transformers, do not find it. Keras uses its torch backend unless
     KERAS_BACKEND is set. `open_seq2seq` is `thalweg.openseq2seq`, unless OpenSeq2Seq is installed.
 
     Args:
         version: 2 for `thalweg.tf` in eager mode; 1 for `thalweg.tf.compat.v1` in graph mode.
 
     Raises:
-        InvalidArgumentError: `version` is neither.
-        FailedPreconditionError: TensorFlow is installed or imported, or this function was called
-            with the other version.
+        InvalidArgumentError: `version` is neither 1 nor 2.
+        FailedPreconditionError: TensorFlow is installed or imported, or an earlier call had a
+            different version.
     """
     if version not in _FACADES:
         raise InvalidArgumentError(f"version must be 1 or 2, not {show_value(version)}.")
@@ -71,7 +71,7 @@ def _refuse_another() -> None:
 
 
 class _TensorFlowFinder(MetaPathFinder, Loader):
-    """Import finder of `tensorflow` and its submodules, hidden from packages that test for it."""
+    """Import finder of `tensorflow`. Packages that test for TensorFlow do not find it."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -117,7 +117,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
 
 
 def _importer_of() -> tuple[str, bool]:
-    """Return (name of the importing module, True for a call of `find_spec` without an import)."""
+    """Return (name of the importing module, True if it calls `find_spec` and does not import)."""
     frame, is_query = sys._getframe(2), False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

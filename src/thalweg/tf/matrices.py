@@ -45,7 +45,7 @@ def eigh(tensor: object, name: str | None = None) -> tuple[Tensor, Tensor]:
 def svd(
     tensor: object, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
 ) -> Any:
-    """Return (s, u, v) with `tensor == u @ diag(s) @ v.T`, or only s if not `compute_uv`."""
+    """Return (s, u, v) with `tensor == u @ diag(s) @ v.mH`; return s if `compute_uv` is False."""
     matrix, label = as_tensor(tensor), name or "svd"
     if not compute_uv:
         return call(torch.linalg.svdvals, matrix, name=label)

@@ -61,10 +61,9 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module: it raises AttributeError that names a replacement.
+    """Return a `__getattr__` for a module, which raises AttributeError with a replacement.
 
-    Args:
-        module: The name of the module below `tf`, "" for `tf` itself.
+    `module` is the name of the module below `tf`, or "" for `tf` itself.
     """
 
     def missing(name: str) -> Any:

@@ -12,7 +12,7 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: object) -> bool:
-    """Return True if a value is a mapping, a view of one, or a sequence other than a string."""
+    """Return True for a mapping, a view of a mapping, and a sequence that is not a string."""
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 
@@ -42,10 +42,10 @@ def pack_sequence_as(
 
 
 def map_structure(func: Callable[..., object], *structure: object, **options: object) -> Any:
-    """Return a nested structure of `func(*leaves)` for corresponding leaves of structures.
+    """Call `func` with corresponding leaves of nested structures; return a nest of the results.
 
     Args:
-        structure: One structure or several; the result is like the first.
+        structure: The structures, which must be equal; the result has the types of the first.
         options: Ignored: `check_types`, `expand_composites`.
 
     Raises:
@@ -67,8 +67,8 @@ def assert_same_structure(
 ) -> None:
     """Raise ValueError unless both structures have equal lengths and keys at all levels.
 
-    With `check_types` raise TypeError for different types at one place. All lists count as one
-    type, as do all mappings, and named tuples of equal names and fields.
+    With `check_types`, raise TypeError if types of corresponding items differ. All lists are one
+    type, all mappings are one type, and named tuples with equal names and fields are one type.
     """
     if is_nested(nest1) != is_nested(nest2):
         raise _structure_error(nest1, nest2)

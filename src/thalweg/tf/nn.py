@@ -101,7 +101,7 @@ def cross_entropy(
     name: str | None = None,
     dim: int | None = None,
 ) -> Tensor:
-    """Return the cross entropy of `labels` and `softmax(logits)`; gradients also flow into labels.
+    """Return the cross entropy of `labels` and `softmax(logits)`, differentiable in labels, too.
 
     `dim` is an older name of `axis`.
     """
@@ -206,9 +206,9 @@ def l2_normalize(
 def bias_add(
     value: object, bias: object, data_format: str | None = None, name: str | None = None
 ) -> Tensor:
-    """Return `value` plus a bias along its last dimension; its second for a format "NC...".
+    """Add a bias along the last dimension of `value`, or along the second for a format "NC...".
 
-    Raise InvalidArgumentError if the bias is not a vector of this size.
+    Raise InvalidArgumentError if the bias is not a vector of the size of this dimension.
     """
     first = data_format is not None and data_format.startswith("NC")
 
@@ -263,8 +263,8 @@ def dropout(
     """Set elements to 0 with probability `rate`; scale the rest by 1 / (1 - rate).
 
     Args:
-        noise_shape: Optional. A size of 1 drops whole slices along the dimension. -1 or None
-            means the size of the tensor.
+        noise_shape: Optional. The shape of the random mask, which is broadcast. A size of -1 or
+            None is the size of `x`.
 
     Raises:
         InvalidArgumentError: `rate` is a number that is not in [0, 1).
@@ -276,12 +276,7 @@ def dropout(
 def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Return `dropout` of `x` if `training`, a bool or a tensor, is true; otherwise return `x`.
-
-    Raises:
-        InvalidArgumentError: `rate` is a number outside of [0, 1).
-        InvalidTypeError: `x` has integers.
-    """
+    """Return `dropout` of `x`, or `x` if `training`, a bool or a tensor, is False."""
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):
@@ -330,7 +325,7 @@ def embedding_lookup(
         partition_strategy: Order of rows in several tables, see `partitioned_lookup.look_up`.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: `max_norm` is given, or see
+        InvalidTypeError, InvalidArgumentError: `max_norm` is given, or an error of
             `partitioned_lookup.look_up`.
     """
     if max_norm is not None:

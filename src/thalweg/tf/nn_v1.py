@@ -97,8 +97,8 @@ def fused_batch_norm(
 
     Returns:
         (images, mean, variance). Without training, mean and variance are the arguments. In
-        training, they are the batch's mean and unbiased variance; if `exponential_avg_factor` is
-        not 1, they are the arguments, moved towards the batch's moments by this fraction.
+        training, they are the batch's mean and unbiased variance. If `exponential_avg_factor` f is
+        not 1, they are (1 - f) times the arguments plus f times the batch's moments.
     """
     axis, fraction = 1 if data_format == "NCHW" else -1, exponential_avg_factor
     operands = [tensor(x), tensor(scale), tensor(offset)]

@@ -75,7 +75,7 @@ def batch_norm_with_global_normalization(
     scale_after_normalization: bool,
     name: str | None = None,
 ) -> Tensor:
-    """Return `batch_normalization`, with `gamma` only if `scale_after_normalization`."""
+    """Return `batch_normalization`; `gamma` is ignored if `scale_after_normalization` is False."""
     scale = gamma if scale_after_normalization else None
     return batch_normalization(input, mean, variance, beta, scale, variance_epsilon, name)
 
@@ -116,9 +116,9 @@ def normalized(
     epsilon: float,
     axis: int,
 ) -> Tensor:
-    """Return a tensor normalized by `mean` and `variance`, which are vectors along `axis`.
+    """Normalize a tensor by `mean` and `variance`, vectors along `axis`; return the result.
 
-    If `mean` is None, use moments over all other axes. `scale` and `offset` may be None.
+    If `mean` is None, use moments over all axes but `axis`. `scale` and `offset` may be None.
     """
     if mean is None:
         outputs = torch.batch_norm(

@@ -38,8 +38,7 @@ def name_function(
 ) -> Callable[..., Any]:
     """Set the name and the docstring of a function that a factory made; return the function.
 
-    `module` is the name of the module that defines the function, for pickles; by default that of
-    the factory.
+    `module` is the function's new `__module__`, for pickles; "" leaves it unchanged.
     """
     function.__name__ = function.__qualname__ = label
     function.__module__ = module or function.__module__

@@ -29,7 +29,7 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Return the results of a function of NumPy arrays as tensors; no gradient flows through it.
+    """Return the results of a function of NumPy arrays as tensors, without gradients.
 
     Args:
         func: `func(*arrays)` returns an array or scalar, or a sequence with one for each dtype.
@@ -42,7 +42,7 @@ def numpy_function(
         the operation.
 
     Raises:
-        InvalidArgumentError: `func` returns another number of values, or other dtypes.
+        InvalidArgumentError: The number or the dtypes of the values that `func` returns are wrong.
     """
     return _call_python(
         lambda *tensors: func(*map(exported, tensors)), inp, Tout, False, name or "PyFunc"
@@ -113,8 +113,7 @@ def print(
         output_stream: A stream, by default standard error, or a function such as `logging.info`.
         summarize: Number of elements printed at the beginning and the end of each dimension;
             None or -1 for all.
-        sep: Text between inputs.
-        end: Text at the end.
+        sep, end: Text between inputs, and text at the end.
     """
 
     def show(nests: Any) -> None:
@@ -163,7 +162,7 @@ def print_identity(
     summarize: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return a copy of `input_`, and print `data` to standard error; in a graph, in each run.
+    """Print `data` to standard error, in a graph in each run; return a copy of `input_`.
 
     Args:
         data: Tensors and other objects.

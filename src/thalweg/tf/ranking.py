@@ -60,11 +60,11 @@ def _check_k(k: int, shape: Any) -> None:
 
 
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
-    """Return for each row True if the prediction of its target is among the `k` largest.
+    """Return for each row True if the target's prediction is one of the `k` largest.
 
     Predictions equal to the k-th largest are included. The result is False for a target that
-    is not a class, and for a row with NaN or infinity. The two tensors may be swapped, since the
-    order differs between TensorFlow 1 and 2.
+    is not a class, and for a row with NaN or infinity. `targets` and `predictions` may be swapped,
+    since the order differs between TensorFlow 1 and 2.
     """
 
     def find(classes: Tensor, scores: Tensor) -> Tensor:

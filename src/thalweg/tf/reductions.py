@@ -65,7 +65,7 @@ def _reduction_function(
 
 
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
-    """Return a reduction over several axes from a function of one axis."""
+    """Return a reduction over several axes; `function(tensor, axis, keepdims)` reduces one axis."""
 
     def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         # The last axis comes first, so that the numbers of the other axes stay valid.
@@ -203,7 +203,7 @@ def count_nonzero(
     dtype: object = torch.int64,
     name: str | None = None,
 ) -> Tensor:
-    """Return the number of elements that are not 0, along one axis or several, by default all."""
+    """Return the number of elements that are not 0, along the axes in `axis`, by default all."""
 
     def count(operand: Tensor) -> Tensor:
         return reduce_sum((operand != 0).to(as_dtype(dtype)), axis, keepdims)
@@ -218,13 +218,13 @@ def norm(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """Return the norm of vectors along an axis, of matrices along two, or of all elements.
+    """Return the norm of vectors along an axis, of matrices along two axes, or of all elements.
 
     Args:
         tensor: Real or complex numbers.
         ord: For vectors "euclidean" or a number above 0, also infinity. For matrices "euclidean",
             "fro", 1, 2 or infinity.
-        axis: One axis, or a list of two.
+        axis: An axis, or a list of two axes.
         keepdims: True to keep the axes, with size 1.
 
     Raises:

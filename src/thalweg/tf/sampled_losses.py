@@ -153,7 +153,7 @@ def _sample_classes(
 def _draw_unique(
     draw: Draw, count: int, generator: torch.Generator | None
 ) -> tuple[torch.Tensor, int]:
-    """Return (`count` different classes, number of draws until the last one)."""
+    """Draw until there are `count` different classes; return (classes, number of draws)."""
     draws = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
     # The number of draws enters the expected counts, so surplus draws are not counted.
@@ -233,7 +233,7 @@ def sampled_softmax_loss(
 ) -> Tensor:
     """Return the cross entropy of each example over the true and the sampled classes.
 
-    `seed` is the sampler's seed; other arguments are those of `nce_loss`.
+    `seed` is the seed of the sampler. Further arguments are as in `nce_loss`.
     """
     logits, targets = _SampledClasses(
         weights=weights, biases=biases, labels=labels, inputs=inputs, num_sampled=num_sampled,
@@ -287,9 +287,9 @@ class _SampledClasses:
     def _compare(
         self, inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, *sampled: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return (logits, target probabilities), one row per example: true, then sampled classes.
+        """Return (logits, target probabilities), with a row per example and a column per class.
 
-        `rows` and `shifts` are weights and biases of all true classes, then of the sampled classes.
+        True classes come before sampled classes, also in `rows` (weights) and `shifts` (biases).
         `sampled` are the three values of `Candidates`.
         """
         sampled_classes, true_expected, sampled_expected = sampled

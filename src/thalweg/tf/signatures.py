@@ -30,7 +30,7 @@ def bind_arguments(
 
 
 def set_signature(function: Any, signature: inspect.Signature) -> None:
-    """Set a function's `__signature__`, and its `__annotations__` to those of the signature."""
+    """Set `__signature__` and `__annotations__` of a function from a signature."""
     hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     hints["return"] = signature.return_annotation
     function.__signature__ = signature
@@ -40,14 +40,13 @@ def set_signature(function: Any, signature: inspect.Signature) -> None:
 def with_common_arguments(
     finish: Callable[..., Any], order: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the arguments of `finish` to those of a function.
+    """Return a decorator that adds the arguments of `finish` to a function.
 
-    The decorated function passes its arguments on by name: it returns
-    `finish(function(...), ...)`.
+    The decorated function returns `finish(function(...), ...)`, and passes arguments by name.
 
     Args:
         finish: `finish(result, ...)` returns the final result. Its further parameters are added.
-        order: Names of all arguments, separated by spaces; by default those of `function` first.
+        order: Names of all arguments, separated by spaces. By default the function's are first.
     """
     finish_signature = inspect.signature(finish)
     common_parameters = dict(list(finish_signature.parameters.items())[1:])
@@ -77,7 +76,7 @@ def _rename_arguments(
     newer_parameters: Mapping[str, inspect.Parameter],
     label: str,
 ) -> None:
-    """Replace older names in `values`, in place; then remove None where the new name has a default.
+    """Rename arguments in `values`, {name: argument}, and remove None if there is a default.
 
     Raises:
         ValueError: An argument of the function `label` has a value under both names.
@@ -110,7 +109,7 @@ def with_older_arguments(
             `function` and without a newer name are ignored.
         newer_by_older: {TensorFlow 1's name: TensorFlow 2's name}. Values for both names raise
             ValueError. If both are None, the default of `function` applies.
-        label: Name of the returned function, by default that of `function`.
+        label: Name of the returned function; by default the name of `function`.
         note: Optional end of the docstring's sentence about the arguments.
         defaults: Defaults of TensorFlow 1 that differ from those of `function`. Arguments unknown
             to `function` are None by default.

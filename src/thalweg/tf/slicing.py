@@ -188,7 +188,7 @@ def boolean_mask(
 ) -> Tensor:
     """Return the slices of a tensor where `mask` is true, stacked along one dimension.
 
-    The shape of the mask is that of the tensor's dimensions from `axis` on; `axis` is 0 by default.
+    The mask selects along the dimensions from `axis` on, by default from 0 on, and has their sizes.
     """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
@@ -215,10 +215,10 @@ def boolean_mask(
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return the elements or slices of `params` at indices along the last dimension of `indices`.
+    """Return elements or slices of `params`; the last dimension of `indices` has index tuples.
 
     `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
-    InvalidArgumentError if `batch_dims` is another number, or on the CPU an index is too large.
+    InvalidArgumentError for any other `batch_dims`, or on the CPU for an index that is too large.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def _pick_elements(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return a tuple of index tensors from the last dimension of `positions`.
+    """Split `positions` along the last dimension into a tuple of index tensors.
 
     Raises:
         InvalidArgumentError: On the CPU, an index is not inside a tensor of shape `shape`.
@@ -269,7 +269,7 @@ def scatter_nd(indices: object, updates: object, shape: object, name: str | None
 def sequence_mask(
     lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
 ) -> Tensor:
-    """Return a row for each length n: n ones, then zeros up to `maxlen`.
+    """Return a row for each length n: n ones, then zeros. A row has `maxlen` elements.
 
     `maxlen` is by default the largest length.
     """

@@ -38,7 +38,7 @@ class BenchmarkRow:
         verdict: "quiet", or why the figures cannot be trusted: see `Timings.verdict`.
         rounds_ms: The median step of each round, in milliseconds.
         quiet_rounds: The number of rounds that were not disturbed.
-        spread: The width of the middle half of the ratios, as a share of their median.
+        spread: The interquartile range of the ratios, divided by the median.
     """
 
     rule: str
@@ -94,7 +94,7 @@ def compare(
         rounds: The number of interleaved rounds.
         options: Additional constructor arguments of thalweg's optimizer.
         progress: See `timing.measure`.
-        doing: `doing(text)` is called between timed blocks with a description of what follows.
+        doing: `doing(text)` is called before each timed block with a description of the block.
     """
     doing("making the variables")
     problem, optimizer = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
@@ -126,10 +126,10 @@ def _make_row(
     contender: Contender,
     owner: object,
 ) -> BenchmarkRow:
-    """Return the row of a contender, after running its step to measure memory.
+    """Run a contender's step to measure its memory; return the contender's row.
 
-    `anchor` is the name of the contender whose times are the unit of ratios. `owner` is the
-    contender's optimizer, whose state is measured, or the step of a peer.
+    Ratios are times divided by the times of contender `anchor`. `owner` is the optimizer whose
+    state is counted, or a function, whose state is unknown.
     """
     name = contender.name
     base_streams = roofline.count_streams(entry.slots)
@@ -154,7 +154,7 @@ def _make_row(
 
 
 def _fused_adam(problem: Any) -> Contender:
-    """Return torch's fused Adam as the contender that others are compared with."""
+    """Return torch's fused Adam, the contender whose times are the unit of ratios."""
     adam = peers.torch_step(registry.entry("Adam"), problem, "fused")
     if adam is None:
         raise RuntimeError("This torch has no fused Adam to compare with.")
@@ -162,7 +162,7 @@ def _fused_adam(problem: Any) -> Contender:
 
 
 def _state_bytes(owner: object, shapes: ShapeSet) -> float | None:
-    """Return optimizer-state bytes per parameter, or None if `owner` has no known state."""
+    """Return bytes of optimizer state per parameter; None if `owner` has no readable state."""
     torch_optimizer = getattr(owner, "__self__", None)
     if isinstance(torch_optimizer, torch.optim.Optimizer):
         state_tensors = [

@@ -13,7 +13,7 @@ Step = Callable[[], object]
 
 
 def python_peak(step: Step) -> int:
-    """Take two steps; return the peak bytes that Python and NumPy allocate in the second."""
+    """Call `step` twice; return the peak bytes of Python and NumPy in the second call."""
     tracemalloc.start()
     try:
         # The first step may fill caches, which later steps reuse.
@@ -27,7 +27,7 @@ def python_peak(step: Step) -> int:
 
 
 def torch_peak(step: Step) -> int:
-    """Take a step; return the peak bytes that torch's CPU allocator allocates in the step."""
+    """Call `step` once; return the peak bytes that torch's CPU allocator allocates in the call."""
     # The profiler writes a start message to standard error at lower log levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -1,8 +1,8 @@
 """Steps of torch.optim and of installed libraries (peers) over the shapes of a measurement.
 
-torch shares the variables and gradients of the problem; the others bring their own arrays. Each
-peer runs as its users run it: optax compiled with donated arguments, Keras and TensorFlow compiled
-by `tf.function`, Keras on another backend eagerly.
+Steps of torch use the variables and gradients of the problem, steps of other libraries copies. Each
+peer runs as usual: optax compiled with donated arguments, Keras and TensorFlow compiled by
+`tf.function`, Keras on other backends eagerly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PEERS = ("torch-fused", "torch-foreach", "torch-forloop", "optax", "keras", "ten
 
 
 def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | None:
-    """Return a step of `torch.optim`; None where it has no such rule or form."""
+    """Return a step of `torch.optim`; None if torch lacks the rule or its `form`."""
     if entry.torch is None or (form == "fused" and not entry.fused):
         return None
     make = getattr(torch.optim, entry.torch)

@@ -1,4 +1,4 @@
-"""Rules that can be measured, with their names in other libraries."""
+"""Rules that can be measured, and the rules' names in other libraries."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def roofline(
     gradients: Sequence[Tensor],
     copies: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
-    """Return a step with one addition that reads and writes as much memory as a rule's step.
+    """Return a step that reads and writes as much memory as a rule's step, with one addition.
 
     Args:
         slots: State tensors per variable, with the variable's shape and dtype; allocated here.

@@ -79,10 +79,10 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: lis
 
 
 def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
-    """Return the worst verdict of the rows ("quiet", "busy" or "unsteady") as a dict.
+    """Return a dict with the worst "verdict" of the rows: "quiet", "busy" or "unsteady".
 
-    "cores_of_others" and "spread" are the largest of the rows. "trusted" is True, and the warning
-    "message" empty, if "verdict" is "quiet".
+    Entries "cores_of_others" and "spread" are the largest of the rows. "trusted" is True if the
+    verdict is "quiet". "message" is then "", else a warning.
     """
     cores_of_others = max((row.disturbance for row in rows), default=0.0)
     verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]

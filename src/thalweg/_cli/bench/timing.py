@@ -1,8 +1,8 @@
 """Interleaved timing: A, B, C, then C, B, A; ratios within a round, medians over the rounds.
 
-Noise of a shared machine comes in spells. Contenders of a round run within the same spell, and
-rounds that other processes disturbed are repeated. Without quiet rounds the verdict is not "quiet":
-two threads that wait for each other suffer far more from a busy core than one thread does.
+Noise of a shared machine comes in spells. A round is short, so that a spell affects all contenders
+(steps to compare) of the round. Rounds that other processes disturbed are repeated. With too few
+quiet rounds the verdict is not "quiet": a busy core slows two threads far more than one thread.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Timings:
     cores_of_others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """Return the indices of rounds with idle cores and without slow contenders."""
+        """Return the indices of rounds in which no other process ran and no contender was slow."""
         # The limit is relative to the 20th percentile.
         limits = {name: QUIET * sorted(times)[len(times) // 5]
                   for name, times in self.seconds.items() if times}  # fmt: skip
@@ -97,7 +97,7 @@ class Timings:
     def spread(self, name: str, anchor: str) -> float:
         """Return the interquartile range of time ratios, `name` to `anchor`, divided by the median.
 
-        Only this measure detects processes that share the memory bandwidth but not the cores.
+        A large spread may be due to processes that use the memory bandwidth but not the cores.
         """
         ratios = self._ratios(name, anchor)
         if len(ratios) < 2:
@@ -144,7 +144,7 @@ def no_collection() -> Iterator[None]:
 
 
 def time_steps(contender: Contender, steps: int) -> list[float]:
-    """Take `steps` steps; return the seconds of each step."""
+    """Call the contender's step `steps` times; return the seconds of each call."""
     step, prepare = contender.step, contender.prepare
     seconds = []
     for _ in range(steps):
@@ -175,15 +175,14 @@ def measure(
 ) -> Timings:
     """Time the contenders in interleaved rounds.
 
-    In a round, each contender takes a block of steps; the median time counts. The first step of a
-    block does not count, because the caches contain another contender's data. Disturbed rounds
-    are repeated, up to `3 * rounds` rounds in all.
+    In a round, each contender takes a block of steps. The median time of the steps counts, without
+    the first step of the block. Disturbed rounds are repeated, up to `3 * rounds` rounds in all.
 
     Args:
         contenders: The steps to compare.
         rounds: The number of undisturbed rounds to reach.
         block: Seconds that a block should last.
-        budget: Seconds after which no further round begins, but not before three rounds.
+        budget: Seconds after which no further round begins. Three rounds always run.
         progress: `progress(quiet, rounds, timings)` is called before each round. `quiet` is the
             number of undisturbed rounds so far.
         doing: `doing(text)` is called before each block with a description of the block.

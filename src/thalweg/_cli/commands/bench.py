@@ -34,10 +34,10 @@ from thalweg.formula import Rule
 
 
 def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
-    """Return the distinct comma-separated names in `value`, in the spelling of `choices`.
+    """Return the distinct comma-separated names in `value`, spelled as in `choices`.
 
     Raises:
-        click.BadParameter: A name is not among the choices, or `value` is empty.
+        click.BadParameter: A name is not in `choices`, or `value` is empty.
     """
     spellings = {name.lower(): name for name in choices}
     names = _split_value(value)
@@ -55,7 +55,9 @@ def _split_value(value: str) -> list[str]:
 
 
 def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
-    """Return {name: rule} for the comma-separated names in `value`.
+    """Return {registered name: rule} for the comma-separated names in `value`.
+
+    The key for `file.py:NAME` is the rule's name, or `file.py:NAME` if the name is in use.
 
     Raises:
         click.BadParameter: A rule is unknown, updates matrices, or has too many slots.

@@ -145,7 +145,7 @@ def _compare(
 
 
 def _as_json(value: object) -> object:
-    """Convert nested values to JSON values: None for NaN and infinity, text for unknown types."""
+    """Return nested values as JSON values: None for NaN and infinity, `str` of unknown types."""
     match value:
         case dict():
             return {str(key): _as_json(element) for key, element in value.items()}

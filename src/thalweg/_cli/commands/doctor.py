@@ -98,7 +98,7 @@ def _describe_system() -> str:
 
 
 def _try_step() -> str:
-    """Take a CPU step; return why the step failed, or an empty text if the bits are right."""
+    """Take a CPU step; return the reason of a failure, or "" if the bits are right."""
 
     def take_step(name: EngineName) -> torch.Tensor:
         linspace = partial(torch.linspace, steps=1000, dtype=torch.float32, device="cpu")
@@ -138,7 +138,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _processor() -> dict[str, object]:
-    """Return the processor's name with its tuning, or with the error if it is not supported."""
+    """Return {"name": ...} with the processor's tuning, or with "trouble" if not supported."""
     name = machine_code.processor()
     try:
         return {"name": name, **machine_code.tuning()._asdict()}
@@ -178,7 +178,7 @@ def _describe_gpus() -> list[dict[str, str]]:
 def _kernels_folder() -> dict[str, object]:
     """Return {"folder": path, "trouble": text, "files": number of kernels}.
 
-    The text is the reason why no kernel can be saved. It is empty if kernels can be saved.
+    "trouble" is the reason why kernels cannot be saved, or "".
     """
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:

@@ -246,7 +246,7 @@ def _print_converted(
 
 
 def _with_options(message: str) -> str:
-    """Return an error message with options of this command in place of Python arguments."""
+    """Replace Python arguments in an error message by options of this command."""
 
     def options(match: re.Match[str]) -> str:
         names: list[str] = re.findall(r"(\w+)=", match[1])
@@ -274,7 +274,7 @@ def _parse_number(text: str) -> tuple[str, float | bool]:
 
 @contextmanager
 def _watch_progress(path: str) -> Iterator[Progress | None]:
-    """Yield `progress(bytes_read, total)`, which shows progress, or None for small files."""
+    """Yield `progress(bytes_read, total)`, which shows a bar; yield None for small files."""
     if _bytes_of(path) < LARGE:
         yield None
         return

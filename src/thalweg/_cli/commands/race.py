@@ -257,7 +257,7 @@ def _start_race(options: RaceOptions) -> None:
 
 
 def _check_options(context: click.Context, target: bool) -> None:
-    """Raise `click.UsageError` for options that do not apply: some with --target, some without."""
+    """Raise `click.UsageError` for options that do not apply with --target, or without it."""
     misplaced = [name for name in (OF_RACES if target else OF_TARGETS)
              if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]  # fmt: skip
     if misplaced and target:
@@ -342,7 +342,7 @@ def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
 
 
 def _describe_stop(result: RaceOutcome) -> str:
-    """Return a message: where Ctrl-C stopped a race, and which results are saved."""
+    """Return a message about the step where Ctrl-C stopped a race, and about saved results."""
     race = result.race
     if not race.stopped:
         finished = f"{len(result.races)} of {result.seeds} seeds"

@@ -215,7 +215,7 @@ def _is_known(function: object) -> bool:
 
 
 def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
-    """Return (name, default, description) of each hyperparameter of `cls`, or of `rule` if None."""
+    """Return (name, default, description) of each hyperparameter of `rule`, or of `cls` if set."""
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
@@ -227,7 +227,7 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
 
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
-    """Return a rule as JSON values, with the defaults of `cls`, or of the rule if None."""
+    """Return a rule as JSON values, with the defaults of `cls`, or of `rule` if `cls` is None."""
     return {
         "name": rule.name,
         "slots": [
@@ -251,7 +251,10 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
-    """Return (rule called `name`, class of `thalweg.optim` that runs the rule or None)."""
+    """Find a rule by its name, by a registered name such as `optim:Adam`, or by `file.py:NAME`.
+
+    Return (rule, class). The class is the class of `thalweg.optim` with the name, or None.
+    """
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
         return rules_by_name[name.lower()], None

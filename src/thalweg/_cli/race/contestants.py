@@ -43,8 +43,8 @@ def line_up(
             registered name is the package: `v1:`, `openseq2seq:`, `optim:`, `torch:`, or none.
             Options may follow in parentheses.
         rates: {name in any case: learning rate}.
-        problem: Name of the problem, which decides the default learning rates.
-        rate: Learning rate if neither `rates` nor the options of the name have a rate.
+        problem: The name of the problem; default learning rates depend on it.
+        rate: The learning rate of optimizers without a rate in `rates` and in their options.
 
     Raises:
         RaceError: A name or a rate is invalid, or an optimizer rejects its options.

@@ -16,7 +16,7 @@ _SIMILAR_CLASSES = {
 
 
 def default_rate(problem: str, name: str, class_name: str) -> float:
-    """Return the default learning rate of optimizer `name`, or else of its class `class_name`."""
+    """Return the default learning rate of an optimizer, by `name` or else by `class_name`."""
     rates, short_name = DEFAULT_LEARNING_RATE[problem], name.rpartition(":")[2]
     if name.startswith(("optim:", "torch:")):
         return (

@@ -86,10 +86,10 @@ def parse_entry(text: str) -> RaceEntry:
 
 
 def load(text: str) -> Any:
-    """Import and return the object `file.py:NAME` or `PACKAGE:NAME`, or a file's only rule.
+    """Import and return the object `file.py:NAME` or `PACKAGE:NAME`; for `file.py`, the only rule.
 
     Raises:
-        RaceError: The file, the module, or the name in it does not exist.
+        RaceError: The file, the module or the name does not exist.
         EntryError: The import fails.
     """
     if not names_file(text):

@@ -16,8 +16,7 @@ from thalweg._cli.race.outcome import RaceOutcome
 def make_directory(logdir: Path, problem: str) -> Iterator[Path]:
     """Create and yield a new folder for a race: `logdir/<problem>`, or `<problem>-2`, `-3` ...
 
-    Use as a context manager around the race: an error appears before the race begins, and the
-    folder is removed again if it stays empty.
+    The context manager removes the folder at the end if it is empty.
 
     Raises:
         OSError: The folder cannot be created.
@@ -39,7 +38,7 @@ def make_directory(logdir: Path, problem: str) -> Iterator[Path]:
 
 
 def save(outcome: RaceOutcome, directory: Path) -> None:
-    """Write a run `directory/<optimizer>` per contestant and, if there are several, per seed."""
+    """Write a TensorBoard run `directory/<optimizer>` for each contestant and seed."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     for race in outcome.races:

@@ -1,4 +1,4 @@
-"""Races over several seeds, with an optional sweep over learning rates in the first."""
+"""Races over several seeds. The first race may try several learning rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RaceOutcome:
     Attributes:
         races: One race per finished seed.
         seeds: The number of seeds planned.
-        swept: The race over several learning rates, or None. The best rates form `races[0]`.
+        swept: The race with several learning rates, or None. `races[0]` then has the best rates.
         stopped: Whether Ctrl-C ended the races early.
     """
 
@@ -73,16 +73,14 @@ def race_seeds(
 
     Args:
         load: `load(seed)` returns the problem.
-        contestants: The contestants.
-        seeds: The seeds.
-        sweeps: Whether contestants try learning rates in the first race, and keep the best.
+        sweeps: True to try several learning rates in the first race. Later races have the best.
         epochs, threads, strategy: As for `run`.
-        measures: Whether to record diagnostics of the first race.
+        measures: True to record diagnostics of the first race.
         progress: `progress(fraction, race)` is called after each block of steps of a contestant.
             `fraction` is the part of the total progress that the race covers.
 
     Returns:
-        The finished races, or after Ctrl-C in the first race, the first race's steps so far.
+        The finished races. After Ctrl-C in the first race, the outcome has its steps so far.
 
     Raises:
         EntryError: An optimizer fails; the message names the optimizer.

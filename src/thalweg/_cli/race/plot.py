@@ -95,7 +95,7 @@ def _draw_lane(
 
 
 def _draw_curves(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) -> np.ndarray:
-    """Plot the mean of `curves`, shade the range of `curves`, and return the mean."""
+    """Plot the mean of `curves` and shade the range of `curves`; return the mean."""
     values = np.asarray(curves)
     mean = values.mean(0)
     axes.plot(steps, mean, **style)

@@ -40,7 +40,7 @@ class MeasuredSteps:
             optimizer.measure(Diagnostics(interval, [self._keep_table]), params_by_name.items())
 
     def add_step(self, step: int, loss: float) -> None:
-        """Add the diagnostics of a step, and the loss before the step, to `history`."""
+        """Add a step to `history`, with its diagnostics if measured and with `loss`."""
         table, self._table = self._table, None
         header, rows = LogHeader(self._interval, (), (), (), ()), {}
         if table is not None:

@@ -76,7 +76,7 @@ def _format_ranks(ranked: Standing) -> str:
 
 
 def cells_of(ranked: Standing) -> list[str]:
-    """Return cells: learning rate, train loss, test accuracy, seconds, microseconds per step."""
+    """Return texts: learning rate, train loss, test accuracy, seconds, microseconds per step."""
     lanes, lane = ranked.lanes, ranked.lanes[0]
     rate = "-" if lane.learning_rate is None else f"{lane.learning_rate:g}"
     if len(lanes) > 1:
@@ -188,7 +188,7 @@ def _describe_problem(race: Race) -> dict[str, Any]:
 def report(outcome: RaceOutcome) -> dict[str, Any]:
     """Return a race as JSON values; numbers that are not finite are null.
 
-    "results" has an entry per contestant, the best first. With several seeds, its numbers are means
+    "results" has an entry per contestant, the best first. With several seeds, an entry has means
     over the seeds, and "races" has the entries of each seed.
     """
     race = outcome.race
@@ -324,8 +324,8 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
-    An error leaves the old file unchanged. The new file has the old file's read and write
-    permissions, restricted by the umask; its owner, where allowed the old one, has both.
+    An error leaves an old file unchanged. The new file has the old file's read and write
+    permissions, restricted by the umask, and the old file's owner if the system allows it.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.

@@ -1,4 +1,4 @@
-"""Race loop: contestants take turns over the same batches from the same initial weights."""
+"""Race loop: contestants take turns, with equal batches and equal initial weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rate_of(contestant: Contestant, optimizer: object) -> float | None:
 class Lane:
     """Model, optimizer and history of one contestant in a race.
 
-    Times are in seconds, one per step, and include those of the diagnostics in `recorder`.
+    Times are in seconds, one per step. They include the diagnostics in `recorder`.
     """
 
     contestant: Contestant
@@ -75,7 +75,7 @@ class Lane:
 
     @property
     def scores(self) -> Scores:
-        """Return the latest scores; NaN before the first ones and after divergence."""
+        """Return the latest scores; NaN before the first evaluation and after divergence."""
         if self.diverged_at is not None or not self.evaluations:
             return Scores(math.nan, math.nan, math.nan)
         return self.evaluations[-1].scores
@@ -108,7 +108,7 @@ class Race:
     record_interval: int | None = None
 
     def stop(self) -> None:
-        """Mark the race as stopped, and drop evaluations that not all contestants have."""
+        """Mark the race as stopped; drop evaluations that some contestants do not have."""
         self.stopped = True
         racing = [lane.evaluations for lane in self.lanes if lane.diverged_at is None]
         shared = min(map(len, racing), default=0)
@@ -116,7 +116,7 @@ class Race:
             del evaluations[shared:]
 
     def ranked(self) -> list[Lane]:
-        """Return the lanes by test accuracy, then by train loss; diverged lanes are last."""
+        """Return the lanes sorted by test accuracy, then by train loss; diverged lanes are last."""
 
         def key(lane: Lane) -> tuple[bool, float, float]:
             scores = lane.scores
@@ -136,18 +136,17 @@ def run(
 
     Args:
         problem: Data and model.
-        contestants: The contestants.
         epochs: Passes over the training examples; the problem's default if None.
         seed: Decides the initial weights and the order of the examples.
-        threads: The number of threads of torch during the race. One is as fast for small models,
-            does not wait for busy cores, and gives the same numbers on every machine.
+        threads: The number of threads of torch during the race. One thread is as fast for small
+            models, and gives equal numbers on every machine.
         progress: `progress(race)` is called after each block of steps of a contestant.
         strategy: Optional. The ranks that share each batch; every rank calls `run`.
-        measures: Whether to record diagnostics, of at most as many steps as a page can show.
+        measures: True to record diagnostics, of at most as many steps as a page can show.
 
     Returns:
-        The race with all histories and this rank's times. With one rank, Ctrl-C ends the race, and
-        the steps so far are returned.
+        The race with all histories and this rank's times. With one rank, Ctrl-C ends the race; the
+        result then has the steps so far.
 
     Raises:
         EntryError: An optimizer fails; the message names the optimizer.
@@ -187,7 +186,7 @@ def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> La
 
 
 def _begin_lane(lane: Lane) -> None:
-    """Build the lane's optimizer if it is an `ApplyGradientsAdapter`; otherwise do nothing."""
+    """Build the optimizer of an `ApplyGradientsAdapter`; do nothing with other optimizers."""
     if not isinstance(lane.optimizer, ApplyGradientsAdapter):
         return
     try:
@@ -268,7 +267,7 @@ def _advance_lane(lane: Lane, problem: Problem, order: Tensor, strategy: Strateg
 
 
 def _share_of_loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: Strategy) -> Tensor:
-    """Return this rank's share of a batch's loss; the shares of all ranks sum to the mean."""
+    """Return this rank's part of a batch's mean loss; the parts of all ranks sum to the mean."""
     if strategy.ranks.is_alone:
         return problem.loss(model, rows)
     local_rows = rows[strategy.ranks.rank :: strategy.ranks.size]

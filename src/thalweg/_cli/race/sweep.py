@@ -14,7 +14,8 @@ FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
-    """Return copies of each contestant, with the learning rate multiplied by each of `FACTORS`.
+    """Return a copy of each contestant for each of `FACTORS`, with the learning rate multiplied.
+
 
     Raises:
         RaceError: A learning rate is not a number, or cannot be set.

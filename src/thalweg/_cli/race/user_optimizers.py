@@ -187,9 +187,10 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
 
 
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
-    """Call `factory`, which returns an optimizer of the library; None keeps its learning rate.
+    """Return the optimizer of the library that `factory` makes, with the options of `entry`.
 
-    A `rate` is passed as the argument `learning_rate`, or else set on the new optimizer.
+    Pass `rate` as the argument `learning_rate` if there is one; else set it on the optimizer. If
+    `rate` is None, the optimizer's rate is unchanged.
     """
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}
@@ -212,7 +213,7 @@ def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | N
 
 
 def _with_rate(optimizer: Any, text: str, rate: float | None) -> Optimizer:
-    """Set the optimizer's learning rate unless `rate` is None; return the optimizer itself."""
+    """Set the learning rate of an optimizer unless `rate` is None; return the optimizer."""
     if rate is not None:
         attribute = registry.rate_name(optimizer)
         if attribute is None:

@@ -109,7 +109,7 @@ class RegistryEntry:
 
 @cache
 def by_class() -> dict[str, RegistryEntry]:
-    """Return the entries of classes that can be built from a learning rate alone, by name."""
+    """Return {name: entry} of classes that need no argument but a learning rate."""
     classes = OPTIMIZERS.load_all()
     return {
         name: RegistryEntry(name, classes[name], _ARGUMENTS.get(name, {}))
@@ -121,7 +121,7 @@ def by_class() -> dict[str, RegistryEntry]:
 
 @cache
 def by_rule() -> dict[str, RegistryEntry]:
-    """Return an entry for each of the library's rules, by name; Keras classes are preferred."""
+    """Return {name of a rule: entry} for the library's rules. Keras classes are preferred."""
     classes = by_class()
     variants = [
         RegistryEntry(name, classes[name].cls, {**classes[name].options, **options})
@@ -133,7 +133,7 @@ def by_rule() -> dict[str, RegistryEntry]:
 
 
 def torch_rules() -> dict[str, Rule]:
-    """Return the rules of `thalweg.optim` by names like "optim:Adam", without its classes."""
+    """Return {name: rule} of `thalweg.optim`, with names like `optim:Adam`."""
     from thalweg.rules.modern import MODERN_RULES
     from thalweg.rules.torch import TORCH_RULES
 
@@ -163,7 +163,7 @@ def by_torch() -> dict[str, RegistryEntry]:
 
 
 def names() -> list[str]:
-    """Return all names: those of the rules, then those of the other classes."""
+    """Return the names of all rules, then the names of all further classes."""
     return list(dict.fromkeys([*by_rule(), *by_class()]))
 
 
@@ -197,7 +197,7 @@ def named(name: str) -> RegistryEntry:
 
 
 def _names_near(name: str, spellings: Mapping[str, str]) -> list[str]:
-    """Return names that contain this one, are contained in it, or are similar."""
+    """Return names similar to `name`: names that contain it, are a part of it, or are close."""
     similar = [key for key in spellings if name in key]
     similar += [key for key in spellings if key in name]
     similar += difflib.get_close_matches(name, spellings, n=3, cutoff=0.5)

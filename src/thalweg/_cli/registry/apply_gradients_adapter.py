@@ -44,7 +44,7 @@ class ApplyGradientsAdapter:
 
     @property
     def is_of_matrices(self) -> bool:
-        """Return True for a class of matrices, beside which AdamW updates other variables."""
+        """Return True for a class that updates matrices. AdamW then updates other variables."""
         return self._is_mixed or self._is_muon
 
     @property
@@ -56,31 +56,31 @@ class ApplyGradientsAdapter:
         return isinstance(self.factory, type) and self.factory.__name__ == "Muon"
 
     def choose_matrices(self, variables: Iterable[Any]) -> None:
-        """Set the variables of a class of matrices; the default is all matrices.
+        """Select the matrices for a class that updates matrices. The default is all matrices.
 
         Args:
-            variables: The matrices, such as the hidden ones of a model; before the first step.
+            variables: The matrices, such as hidden layers. Call this method before the first step.
         """
         self._matrices = {id(var) for var in variables}
 
     @property
     def is_measurable(self) -> bool:
-        """Return True if the class can record diagnostics, as those of thalweg.optim."""
+        """Return True if the class can record diagnostics, such as classes of thalweg.optim."""
         return hasattr(self.factory, "diagnostics")
 
     def measure(self, diagnostics: Diagnostics, names_and_vars: Iterable[tuple[str, Any]]) -> None:
-        """Record diagnostics of all steps; call this before the first one.
+        """Record diagnostics of all steps. Call this method before the first step.
 
         Args:
             diagnostics: The diagnostics, with interval and sinks.
-            names_and_vars: The variables, with the names that tables have for them.
+            names_and_vars: (name in tables, variable) pairs.
         """
         self._diagnostics_options = {"diagnostics": diagnostics}
         self._names = {id(var): name for name, var in names_and_vars}
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Replace variables by their averages in the block, if the optimizer is schedule-free."""
+        """Replace variables by the averages of schedule-free optimizers in a `with` block."""
         with ExitStack() as stack:
             for optimizer in self._optimizers:
                 if getattr(optimizer, "_has_means", False):
@@ -97,7 +97,7 @@ class ApplyGradientsAdapter:
         return [entry for entry in entries if isinstance(entry, torch.Tensor)]
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
-        """Take a step with these gradients, which are set as the variables' `grad`."""
+        """Set `grad` of each variable to its gradient, and take a step."""
         pairs = list(grads_and_vars)
         for grad, var in pairs:
             var.grad = _as_torchs(grad)
@@ -121,7 +121,7 @@ class ApplyGradientsAdapter:
         return {} if self.learning_rate is None else {self.rate_argument: self.learning_rate}
 
     def _make(self, variables: list[Any]) -> list[Any]:
-        """Return new optimizers; AdamW updates variables that a matrix rule such as Muon cannot."""
+        """Return new optimizers. Beside a matrix rule, AdamW updates all variables but matrices."""
         factory, options = self.factory, {**self._rate, **self._options}
         if self._is_mixed:
             members, remaining = self._split(variables, lambda var: var.dim() > 1)
@@ -138,7 +138,7 @@ class ApplyGradientsAdapter:
         return [cls(members, **arguments) for cls, members, arguments in kinds if members]
 
     def _name(self, variables: list[Any]) -> list[Any]:
-        """Return pairs of name and variable if diagnostics need names, else the variables."""
+        """Return (name, variable) pairs if diagnostics need names, else `variables`."""
         if not self._names:
             return variables
         return [(self._names[id(var)], var) for var in variables]
@@ -146,7 +146,7 @@ class ApplyGradientsAdapter:
     def _split(
         self, variables: list[Any], is_matrix: Callable[[Any], bool]
     ) -> tuple[list[Any], list[Any]]:
-        """Split variables into matrices to update by matrix rules, and all others."""
+        """Return (matrices that the matrix rule updates, all further variables)."""
         matrix_ids = {id(var) for var in variables if is_matrix(var)}
         if self._matrices is not None:
             matrix_ids &= self._matrices

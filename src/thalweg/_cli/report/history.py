@@ -47,7 +47,7 @@ class History:
         return self._latest_step
 
     def add(self, record: Record) -> None:
-        """Add a record; if a later step was added before, first delete records from its step on."""
+        """Add a record. First delete earlier records of the record's step and of later steps."""
         step, header = record.step, record.header
         if self._latest_step is not None and step < self._latest_step:
             self._go_back(step)
@@ -62,7 +62,7 @@ class History:
         )
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps that have a column, and its numbers, of shape (steps, parameters)."""
+        """Return (steps with the column, numbers of shape (steps, parameters))."""
         steps = [step for step, rows in self.rows.items() if name in rows]
         values = np.full((len(steps), len(self.names)), UNMEASURED)
         for index, step in enumerate(steps):

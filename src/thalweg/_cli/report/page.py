@@ -59,9 +59,9 @@ def draw(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> st
     """Return a self-contained HTML page.
 
     Args:
-        trainings: One or several trainings, shown over the same axis of steps.
+        trainings: The trainings, shown over a common axis of steps.
         title: The title of the page.
-        facts: Facts that concern all trainings.
+        facts: A text about all trainings.
     """
     files = resources.files("thalweg._cli.report")
     html_text, style = ((files / f"page.{kind}").read_text("utf-8") for kind in ("html", "css"))

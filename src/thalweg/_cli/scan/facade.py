@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
 
 @functools.cache
 def reached(path: Path) -> Reached:
-    """Look up a dotted name in `thalweg.tf`, attribute by attribute."""
+    """Look up a dotted name in `thalweg.tf`; `path` has the parts of the name."""
     target: Any = tf
     for depth, name in enumerate(path, start=1):
         # Attributes of other objects, such as flags, are not names of TensorFlow.
@@ -69,9 +69,10 @@ def reached(path: Path) -> Reached:
 
 
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
-    """Return (missing prefix, advice) for a name, preferring advice for a longer prefix.
+    """Return (prefix, advice) for a missing name.
 
-    `depth` is the length of the shortest missing prefix; `error` was raised at its last attribute.
+    The prefix has at least `depth` parts, because shorter prefixes exist. Return the longest prefix
+    with advice; without advice, use the message of `error`.
     """
     short_path = path[2:] if path[:2] == V1 else path
     # Advice is listed for names without the prefix `compat.v1`.
@@ -112,7 +113,7 @@ def _is_of_keras(path: Path) -> bool:
 
 
 def is_of_version_1(path: Path) -> bool:
-    """Return True if only TensorFlow 1 has this name."""
+    """Return True if only TensorFlow 1 has the name."""
     head = path[:1]
     if path[:2] == V1:
         return True
@@ -129,7 +130,7 @@ def verdict(use: Use, version_1: bool) -> Verdict:
 
     Args:
         use: The use of the name.
-        version_1: Whether the script is for TensorFlow 1, so that `tf` means `tf.compat.v1`.
+        version_1: True if the script is for TensorFlow 1: `tf` then means `tf.compat.v1`.
     """
     if version_1 and use.path[:1] != V1[:1]:
         older = use._replace(path=(*V1, *use.path))
@@ -140,7 +141,7 @@ def verdict(use: Use, version_1: bool) -> Verdict:
 
 
 def private_verdict(use: Use) -> Verdict:
-    """Return the verdict on a name in a private module, below `tensorflow.python`."""
+    """Return the verdict on a name below `tensorflow.python`."""
     target: Any = private_modules.module("tensorflow.python")
     for depth, name in enumerate(use.path[1:], start=2):
         if not isinstance(target, ModuleType | MergedModules):
@@ -187,10 +188,10 @@ def title(path: Path) -> str:
 
 
 def differs(path: Path) -> tuple[Path, str]:
-    """Return how an existing name, or a prefix of the name, differs from TensorFlow's.
+    """Find the documented difference from TensorFlow of an existing name or a prefix of the name.
 
     Returns:
-        (name or prefix, difference). The difference is empty if there is none.
+        (name or prefix, text about the difference). The text is "" without a difference.
     """
     short_path = path[2:] if path[:2] == V1 else path
     for length in range(len(short_path), 0, -1):
@@ -210,7 +211,7 @@ def differs(path: Path) -> tuple[Path, str]:
 
 @functools.cache
 def _by_object() -> tuple[tuple[str, object], ...]:
-    """Return (difference, function) pairs, to find functions that have several names."""
+    """Return (text about a difference from TensorFlow, function) pairs of all such functions."""
     pairs: list[tuple[str, Any]] = []
     for name, words in CHANGED.items():
         value = reached(tuple(name.split("."))).value
@@ -234,7 +235,7 @@ def _importable(module: Path) -> bool:
 
 
 def _wrong(function: object, call: CallArguments) -> str:
-    """Return why `function` does not accept the arguments of `call`; empty if all are valid."""
+    """Return the reason why a call has invalid arguments; "" if `function` accepts all."""
     try:
         parameters = _signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -257,7 +258,7 @@ def _wrong(function: object, call: CallArguments) -> str:
 
 
 def _signature(function: Any) -> inspect.Signature:
-    """Return a function's signature; that of the wrapped function if it takes any keywords."""
+    """Return a function's signature. For a wrapper with `**kwargs`, use the wrapped function."""
     signature = inspect.signature(function, follow_wrapped=False)
     has_var_keyword = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()

@@ -287,9 +287,10 @@ class _UsageFinder(ast.NodeVisitor):
     def _ends(
         self, branches: list[list[Any]], exceptions: set[str]
     ) -> list[dict[str, Path | None]]:
-        """Visit branches from equal initial bindings; return {name: path} at each branch's end.
+        """Visit each branch with the present bindings; return the bindings after each branch.
 
-        The path of a name from elsewhere is None. `exceptions` are caught in the first branch.
+        Bindings are {name: path}. The path is None if the name is not TensorFlow's. `exceptions`
+        are caught in the first branch.
         """
         initial, ends = self._scope.names, list[dict[str, Path | None]]()
         for branch in branches:

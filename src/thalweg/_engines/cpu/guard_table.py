@@ -98,8 +98,7 @@ class GuardedStep(NamedTuple):
         measures: Launches that compute the norms of gradients.
         clipping: Address of the block of `replay_global_norm`; 0 without clipping.
         programs: Records of programs that compute scalars; a record of zeros has no program.
-        rule_measures: Launches that compute the reductions of rules (`Rule.measures`).
-        rule_scalars: Blocks of `replay_reductions`, which computes scalars from these reductions.
+        rule_measures: Launches that compute the reductions of rules, and scalars from these.
         spreads: Records of scalars that are copied before these launches.
         members: The variables of the first gradients if every variable has a step count, else ().
         pass_members: Further members, for scalars of passes and stages. Entry i has the gradient of
@@ -119,7 +118,6 @@ class GuardedStep(NamedTuple):
     clipping: int = 0
     programs: Int64 | None = None
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
-    rule_scalars: Int64 | None = None
     spreads: Sequence[Sequence[int]] = ()
     members: Sequence[Member] = ()
     pass_members: Sequence[Member] = ()
@@ -139,7 +137,7 @@ class GuardTable:
     Attributes:
         block: (replay_kernel.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
-        releases_lock: True if the kernels of the update run without Python's lock. Set by callers,
+        releases_lock: True if all kernels of a step run without Python's lock. Set by callers,
             which then pass `pairs` to `replay` and keep the memory of all tensors alive.
         replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
@@ -311,7 +309,6 @@ class GuardTable:
         self.bounds = np.ascontiguousarray(contents.bounds, np.int64).reshape(-1)
         no_records = np.zeros((0, 1), np.int64)
         self._programs = no_records if contents.programs is None else contents.programs
-        self._rule_scalars = no_records if contents.rule_scalars is None else contents.rule_scalars
 
     def _write_written(
         self, written_tensors: Sequence[Tensor], writer_indices: Mapping[int, Sequence[int]]
@@ -377,7 +374,6 @@ class GuardTable:
                     (replay_kernel.MEASURES, self.measures),
                     (replay_kernel.PROGRAMS, self._programs),
                     (replay_kernel.RULE_MEASURES, self.rule_measures),
-                    (replay_kernel.RULE_SCALARS, self._rule_scalars),
                     (replay_kernel.SPREADS, self._spreads),
                     (replay_kernel.OPTIONS, self._option_records),
                     (replay_kernel.MEMBERS, self._members),
@@ -632,7 +628,7 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
-        if self.releases_lock and part not in (replay_kernel.MEASURE, replay_kernel.RUN_PASS):
+        if self.releases_lock:
             kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
             end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
             flags |= replay_kernel.PREPARED

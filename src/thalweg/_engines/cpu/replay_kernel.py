@@ -4,11 +4,11 @@ The functions here are compiled (`compiler.py`). `guard_table.py` fills the *blo
 64-bit words, after a step that was planned or rebound. If anything differs from the block, `step`
 writes nothing and returns a constant of the section "Differences".
 
-Most updates are one call of `step`, with the interpreter lock held, so that nothing runs between
-checks and writes. With PREPARED an update is three calls: `step` with the lock, which checks all
-guards and computes scalars; `run_kernels` without the lock; and `step` with FINISH and the lock,
-which checks nothing and writes step counts, columns and version counters. Other threads of Python
-may run during `run_kernels`.
+Most parts of a step are one call of `step`, with the interpreter lock held, so that nothing runs
+between checks and writes. With PREPARED a part is three calls: `step` with the lock, which checks
+all guards and computes scalars; `run_kernels` without the lock; and `step` with FINISH and the
+lock, which checks nothing and writes step counts, columns and version counters. Other threads of
+Python may run during `run_kernels`.
 
 All memory that is read is alive. The owner of the block holds the lists, dictionaries, tensors and
 types whose addresses are in the block. Other addresses are read from those objects in the same
@@ -72,8 +72,9 @@ MEASURES = 46  # launches that compute the norms of gradients
 NEEDS_MEASURED_ADDRESSES = 48  # 1 if gradients must have the addresses that were measured
 CLIPPING = 49  # the block of `replay_global_norm`
 PROGRAMS = 50  # programs that compute scalars of kernels: see `scalar_program.py`
-RULE_MEASURES = 52  # launches that compute the measures of rules
-RULE_SCALARS = 54  # blocks of `replay_reductions`
+RULE_MEASURES = 52  # launches that compute the measures of rules, and scalars from them
+PART = 54  # the part of a step that runs
+STATUS = 55  # out: OUT_OF_RANGE if `run_kernels` has not updated because of a norm, or 0
 TEAM = 56  # the function that calls a function on several threads; 0 for one thread
 TEAM_ROUTINE = 57  # the address of the compiled `check_parts`
 TEAM_SIZE = 58
@@ -108,7 +109,6 @@ RECORDS_PER_PART = 64
 TEAM_MIN_TENSORS = 512
 
 # Sizes of records in bytes, and the words of small records.
-RULE_SCALARS_BYTES = 104  # the block of `replay_reductions`; its first word is a function's address
 LIST_BYTES = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, the address of the owner's pointer to the
 # dictionary or 0, the version at which the entries were equal or 0, and 1 if there are options.
@@ -203,12 +203,12 @@ MEASURE = 1  # compute the norms of gradients; write nothing
 UPDATE = 2  # update with the gradients that were measured
 CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
 RUN_PASS = 4  # compute scalars and run the kernels of a pass; write only memory of the plan
-FINISH = 5  # without checks, the writes that follow the kernels of a PREPARED step
+FINISH = 5  # without checks, the writes that follow the kernels of a PREPARED part
 # Flags that are added to a part.
 TABLED = 8  # read scalars from the table of coming steps; not with MEASURE
 UNRECORDED = 16  # do not replay while a profiler records operations
-# Stop before the kernels of the update. The caller then calls `run_kernels`, which needs no
-# interpreter lock, and the part FINISH.
+# Stop before the kernels. The caller then calls `run_kernels`, which needs no interpreter lock, and
+# the part FINISH.
 PREPARED = 32
 
 # Differences.
@@ -933,16 +933,6 @@ def spread_scalars(block):
                     float64_target[0] = number
 
 
-def run_kernels(block):
-    """Run the reductions of rules, compute scalars from them, and run the update's kernels."""
-    spread_scalars(block)
-    launch_all(block, RULE_MEASURES)
-    for k in range(block[RULE_SCALARS]):
-        rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
-        call(word(rule_block), rule_block)
-    launch_all(block, LAUNCHES)
-
-
 def find_counters(block):
     """Store the present address of the version counter of each written tensor in its record.
 
@@ -957,10 +947,13 @@ def find_counters(block):
 
 
 def finish(block):
-    """Write step counts and columns after the kernels, and record watched numbers.
+    """Write step counts and columns after the kernels of an update, and record watched numbers.
 
-    Then increment the version counters of the written tensors, and REPLAY_COUNT.
+    Then increment the version counters of the written tensors, and REPLAY_COUNT. Write nothing
+    after MEASURE or RUN_PASS, or if `run_kernels` has set STATUS. Return STATUS.
     """
+    if block[STATUS] != 0 or block[PART] == MEASURE or block[PART] == RUN_PASS:
+        return block[STATUS]
     count_steps(block)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
@@ -988,6 +981,7 @@ def finish(block):
         if is_written(block, write_record) and record[COUNTER] != 0:
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[REPLAY_COUNT] = block[REPLAY_COUNT] + 1
+    return 0
 
 
 def is_active(guard):
@@ -1092,34 +1086,39 @@ def fill_columns(block):
     return 0
 
 
-def run_part(block, part, is_prepared):
-    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
+def set_scalars(block):
+    """Compute the scalars of PART that depend on no gradient, after `check_guards` has returned 0.
 
-    With `is_prepared`, stop before the kernels of the update. Return 0, ALL_GRADIENTS_ABSENT, or
-    OUT_OF_RANGE if a scalar cannot be computed. If the result is not 0, no variable and no state
-    was written. MEASURE and RUN_PASS write only memory of the plan.
+    Return 0, ALL_GRADIENTS_ABSENT, or OUT_OF_RANGE if a scalar cannot be computed. No variable and
+    no state is written.
     """
-    if block[MEMBERS] != 0 and part != MEASURE:
-        difference = set_scalars_of_members(block)
-        if difference != 0:
-            return difference
-    if part == RUN_PASS:
-        launch_all(block, PASS)
+    if block[PART] == MEASURE:
         return 0
+    if block[MEMBERS] != 0:
+        return set_scalars_of_members(block)
+    if run_programs(block):
+        return OUT_OF_RANGE
+    return fill_columns(block)
+
+
+def run_kernels(block):
+    """Run the kernels of PART: norms of gradients, a pass, or reductions of rules and the update.
+
+    Set STATUS to OUT_OF_RANGE and skip the update if the native code cannot compute the factor of a
+    norm, else to 0. MEASURE and RUN_PASS write only memory of the plan.
+    """
+    part, block[STATUS] = block[PART], 0
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
     if part == CLIPPED:
         if clip_by_norm(block):
-            return OUT_OF_RANGE
-    if part != MEASURE:
-        if block[MEMBERS] == 0:
-            if run_programs(block):
-                return OUT_OF_RANGE
-            fill_columns(block)
-        if is_prepared == 0:
-            run_kernels(block)
-            finish(block)
-    return 0
+            block[STATUS] = OUT_OF_RANGE
+    if part == RUN_PASS:
+        launch_all(block, PASS)
+    elif part != MEASURE and block[STATUS] == 0:
+        spread_scalars(block)
+        launch_all(block, RULE_MEASURES)
+        launch_all(block, LAUNCHES)
 
 
 def step(block, pairs, replay_count, request):
@@ -1140,8 +1139,7 @@ def step(block, pairs, replay_count, request):
     part, first_guard = request & 7, 1
     if part == FINISH:
         find_counters(block)
-        finish(block)
-        return 0
+        return finish(block)
     if request & UNRECORDED:
         first_guard = 0
     if is_traced(block, first_guard):
@@ -1150,7 +1148,7 @@ def step(block, pairs, replay_count, request):
         return OTHER_STEP
     if request & TABLED and is_tabled(block) == 0:
         return NOT_TABLED
-    block[PAIRS] = pairs
+    block[PAIRS], block[PART] = pairs, part
     block[NEEDS_MEASURED_ADDRESSES] = 0
     if part == UPDATE:
         block[NEEDS_MEASURED_ADDRESSES] = 1
@@ -1161,4 +1159,8 @@ def step(block, pairs, replay_count, request):
         load_step(block)
         if read_numbers(block):
             return DENORMAL
-    return run_part(block, part, request & PREPARED)
+    difference = set_scalars(block)
+    if difference != 0 or request & PREPARED:
+        return difference
+    run_kernels(block)
+    return finish(block)

@@ -130,7 +130,6 @@ def set_state_numbers(record: Int64, registers: Int64) -> None:
 
 
 def rule_scalars_record(
-    routine: int,
     sweep_record: tuple[int, int, int],
     measures: int,
     inputs: Float64,
@@ -138,24 +137,22 @@ def rule_scalars_record(
     rows: Array,
     slot_addresses: Int64,
     slot_registers: Int64,
-    slots: int,
-) -> list[int]:
-    """Return the words of the block that `replay_reductions.set_rule_scalars` reads.
+) -> Int64:
+    """Return the block that `replay_reductions.set_rule_scalars` reads.
 
-    The words have addresses of the arrays, which the caller keeps alive.
+    The block has addresses of the arrays, which the caller keeps alive.
 
     Args:
-        routine: The address of the compiled function `set_rule_scalars`.
         sweep_record: The address of the leaves, which are the partial sums of measures; the number
             of variables; and the address of the number of leaves of each variable.
         inputs: Scalars that the program reads, a row for each variable.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.
         slot_registers: The register with the new value of each slot of a variable.
-        slots: The number of scalar slots of each variable.
     """
     leaves, variables, counts = sweep_record
     addresses = [array.ctypes.data for array in (inputs, program, rows)]
-    slot_words = [slots, slot_addresses.ctypes.data, slot_registers.ctypes.data]
+    slot_words = [len(slot_registers), slot_addresses.ctypes.data, slot_registers.ctypes.data]
     sizes = [leaves, measures, variables, counts]
-    return [routine, *sizes, *addresses, rows.strides[0], *slot_words, inputs.shape[1]]
+    words = [0, *sizes, *addresses, rows.strides[0], *slot_words, inputs.shape[1]]
+    return np.array(words, np.int64)

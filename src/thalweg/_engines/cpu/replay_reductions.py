@@ -8,16 +8,14 @@ This file is compiled with `scalar_program.py` and `leaf_sums.py`.
 # ruff: noqa: F821
 from __future__ import annotations
 
-# Words of the block, which has `replay_kernel.RULE_SCALARS_BYTES` bytes and serves the variables of
-# one kernel.
-ROUTINE = 0  # the address of the compiled `set_rule_scalars`, for `replay_kernel`
+# Words of the block, which serves the variables of one kernel. Word 0 is unused: a launch sets it.
 LEAVES = 1  # the address of the measures of all leaves; those of a leaf are adjacent
 MEASURES_OF_LEAF = 2  # the number of measures
 VARIABLES = 3  # the number of variables
 LEAF_COUNTS = 4  # the address of the number of leaves of each variable
 INPUT_ROWS = 5  # the address of float64 scalars that the program reads, a row for each variable
 PROGRAM_RECORD = 6  # the address of the program; its first registers are the measures
-FIRST_ROW = 7  # the address of the kernel's scalars, a row for each variable
+FIRST_ROW = 7  # the address of the scalars of a kernel, a row for each variable
 ROW_BYTES = 8
 SLOTS = 9  # the number of slots of shape () of each variable
 SLOT_ADDRESSES = 10  # the address of the addresses of slots, variable after variable
@@ -55,7 +53,11 @@ def set_rule_scalars(block):
     registers, inputs = float64_pointer(program[REGISTERS]), float64_pointer(block[INPUT_ROWS])
     for i in range(block[VARIABLES]):
         for k in range(measures):
-            registers[k] = add_pairwise(float64_pointer(leaves + 8 * k), counts[i], measures)
+            numbers = float64_pointer(leaves + 8 * k)
+            registers[k] = add_pairwise(numbers, counts[i], measures)
+            # Another launch may add the numbers again; the sum is the first of them.
+            for j in range(1, counts[i]):
+                numbers[j * measures] = 0.0
         for k in range(slots):
             registers[measures + k] = load_slot(program, slot_addresses[slots * i + k])
         for k in range(block[INPUT_COUNT]):

@@ -27,9 +27,7 @@ from thalweg._engines.cpu.kernel_group import Group
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import scalar_rows
 from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices, dense_chunks
-from thalweg._engines.formula_parser import trace_formula
-from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
+from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage
 from thalweg._engines.pass_updates import group_passes
 from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
 from thalweg._engines.reduction_order import Tree
@@ -52,39 +50,23 @@ class SweepPlan(NamedTuple):
 
 @cache
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
-    """Return the sweeps of a rule, or None if these kernels cannot run the rule.
+    """Return the sweeps of a rule, or None if `group_passes` returns None.
 
     A sweep, one traversal of memory, ends before a pass or stage that reads a reduction over a
     whole variable. Each later sweep repeats all earlier passes over rows and columns.
     """
-    if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
-        return None
     groups = group_passes(rule)
-    has_matrix_slots = any(slot.per is None for slot in rule.shaped_slots)
-    if groups is None or has_matrix_slots or not rule.is_of_lines:
+    if groups is None:
         return None
     sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
     passes: list[Measure | FusedStage] = []
-    for measures, fused_stages, stages in groups:
-        for measure in measures:
-            names = trace_formula(measure.function).scalars
-            if any(entry.makes in names for entry in passes if not _reduces_lines(entry)):
-                passes = _end_sweep(sweeps, passes)
-            passes.append(measure)
-        passes += fused_stages
-        if stages:
+    for group in groups:
+        if group.reads_numbers:
             passes = _end_sweep(sweeps, passes)
-            if not sweeps or not all(_keeps_lines(rule, stage, passes) for stage in stages):
-                return None
-            sweeps[-1][1].extend(stages)
-    formulas = [
-        read_stage(rule, entry).scalars for entry in passes if isinstance(entry, FusedStage)
-    ]
-    # Kernels combine blocks by sums alone, and do not know the number of a variable's elements.
-    if any("element_count" in scalars for scalars in formulas) or any(
-        x.over == "variable" and x.reduce != "sum" for group in groups for x in group.measures
-    ):
-        return None
+        passes += [*group.measures, *group.fused_stages]
+        if group.stages:
+            passes = _end_sweep(sweeps, passes)
+            sweeps[-1][1].extend(group.stages)
     update_passes = _end_sweep(sweeps, passes)
     plan = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
     return SweepPlan(tuple(plan), tuple(update_passes))
@@ -95,25 +77,12 @@ def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Me
 
     Return all passes over rows and columns, with which the next sweep begins.
     """
-    line_passes = list(filter(_reduces_lines, passes))
+    line_passes = [
+        entry for entry in passes if not isinstance(entry, Measure) or entry.over != "variable"
+    ]
     if len(line_passes) < len(passes):
         sweeps.append((tuple(passes), []))
     return line_passes
-
-
-def _reduces_lines(rule_pass: Measure | FusedStage) -> bool:
-    return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
-
-
-def _keeps_lines(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
-    """Return True if a stage reads no measure that a formula of `passes` reads, too.
-
-    The next sweep runs `passes` again, and would read the measure as replaced by the stage.
-    """
-    names = {name for names in stage_inputs(stage) for name in names}
-    names &= {measure.makes for measure in rule.passes if isinstance(measure, Measure)}
-    measures = (entry for entry in passes if isinstance(entry, Measure))
-    return all(names.isdisjoint(trace_formula(x.function).scalars) for x in measures)
 
 
 def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
@@ -124,7 +93,10 @@ def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
         engines: The engine of each variable; only "cpu" has this group.
     """
     has_copies = any(copy is not None for copy in request.copies or ())
-    if has_copies or request.matrices or request.places or plan_sweeps(request.rule) is None:
+    rule = request.rule
+    if rule.before or rule.is_measured or rule.codecs or plan_sweeps(rule) is None:
+        return []
+    if has_copies or request.matrices or request.places:
         return []
     triples = zip(request.variables, request.gradients, request.slots, strict=True)
     is_short = [
@@ -162,6 +134,7 @@ class ShortGroup(Group):
     """`Group` of variables with matrices of one small shape; its kernels also run the passes.
 
     Attributes:
+        plan: The sweeps of the rule.
         sweeps: For each sweep before the update its kernels, one for each storage type of slots.
         update_sweeps: The kernels of the update, one for each storage type of slots.
         blocks: (blocks of all members, numbers): measures over a block, and in the first block of a
@@ -178,7 +151,7 @@ class ShortGroup(Group):
         plan = plan_sweeps(rule)
         if plan is None:
             raise TypeError(f"rule {rule.name!r} is not for these kernels")
-        self.rule, self._plan, self._stages = rule, plan, request.stages
+        self.rule, self.plan, self._stages = rule, plan, request.stages
         self._update, self._types = request.rule.update, streams.names
         self._views = [view_of(request.variables[index].shape) for index in members]
         width = stream_of_pass(rule, streams.names, len(rule.passes))
@@ -225,10 +198,10 @@ class ShortGroup(Group):
         self._make_blocks()
         self.sweeps = [
             [self._make_sweep(names, members, passes, None) for names, members in kinds.items()]
-            for passes, _ in self._plan.sweeps
+            for passes, _ in self.plan.sweeps
         ]
         self.update_sweeps = [
-            self._make_sweep(names, members, self._plan.update_passes, self._update)
+            self._make_sweep(names, members, self.plan.update_passes, self._update)
             for names, members in kinds.items()
         ]
 
@@ -300,7 +273,7 @@ class ShortGroup(Group):
             batch.measured_values.clear()
         for slot, copy in self._staged_slots:
             copy.copy_(slot)
-        for (passes, stages), sweeps in zip(self._plan.sweeps, self.sweeps, strict=True):
+        for (passes, stages), sweeps in zip(self.plan.sweeps, self.sweeps, strict=True):
             for kernel, table in sweeps:
                 scalars = self._scalars_for(kernel, columns)  # alive until the call is done
                 kernel.bind_table(table, scalars, self.flush)()

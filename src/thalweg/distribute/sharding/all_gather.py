@@ -18,9 +18,9 @@ _LARGE = 2**18
 
 
 def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]], size: int) -> None:
-    """Send this rank's updated parts; overwrite the parts of other ranks in each target, in place.
+    """Send this rank's parts of each target; overwrite the parts of other ranks, in place.
 
-    All ranks call this, with the same variables in the same order.
+    All ranks must call this function, with the same variables in the same order.
 
     Args:
         shards: The assignment of elements to ranks.
@@ -71,9 +71,7 @@ class _Parcel:
         self._pending: Pending | None = None
 
     def send(self, ranks: Ranks) -> None:
-        """Start to exchange parts; this rank's parts are copied unless they are one contiguous
-        view.
-        """
+        """Start to exchange the parts. Call `take` to finish."""
         empty = self._flat[0].new_empty
         for rank, views in enumerate(self._views):
             if _is_sent_as_it_is(views):
@@ -85,7 +83,7 @@ class _Parcel:
         self._pending = ranks.begin_sharing(self._buffers)
 
     def take(self) -> None:
-        """Wait for the parts of other ranks and copy them into the tensors."""
+        """Wait for the parts of other ranks; write the parts into the tensors."""
         if self._pending is not None:
             self._pending.wait()
         for rank, (views, buffer) in enumerate(zip(self._views, self._buffers, strict=True)):
@@ -103,7 +101,7 @@ def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
 
 
 def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) -> None:
-    """Send the rows that this rank has updated; write the rows of other ranks into `updated`.
+    """Exchange updated rows: send this rank's rows, write the rows of other ranks into `updated`.
 
     Args:
         shards: The assignment of elements to ranks.

@@ -35,15 +35,14 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """Replace measurements of local parts by measurements of full variables; all ranks call this.
+    """Replace measurements of local parts by measurements of full variables, in place.
 
-    If a rank failed, the other ranks have NaN for DTensors. Sums and counts are added in the order
-    of ranks, so that all ranks have the same bits.
+    All ranks must call this function, and compute equal bits. If a rank failed, the other ranks
+    have NaN for DTensors.
 
     Args:
         variables: All variables of the step, in the same order on all ranks.
-        measures: The measurements, changed in place; no variable occurs twice. A rank that failed
-            passes an empty list.
+        measures: The measurements; no variable occurs twice. A rank that failed passes [].
 
     Returns:
         `measures` as a list.
@@ -83,9 +82,14 @@ def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) ->
 def _match_rows(
     measures: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
-    """Return (entry of `measures`, rows in the result, rows in the entry) of DTensors.
+    """Find the DTensors of each entry of `measures`.
 
-    Both lists have the rows of DTensors in one order. `row_by_id` is {id: row in the result}.
+    Args:
+        measures: The measurements.
+        row_by_id: {id(DTensor): row in the result}.
+
+    Returns:
+        [(entry, rows in the result, rows in the entry)], without entries that have no DTensors.
     """
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for measure in measures:
@@ -104,15 +108,15 @@ def _match_rows(
 
 
 def _reduce_ranks(values: Tensor, is_measured: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Combine the measurements of local parts over `ranks`, all of which must call this function.
+    """Combine the measurements of local parts over `ranks`; all ranks must call this function.
 
     Args:
         values: (variables, `MEASURED`) in float64; unchanged.
         is_measured: Integers of the same shape: 0 for not measured, 1 for measured, 2 for failed.
 
     Returns:
-        (values, is_measured) as new tensors. A column in `PEAKS` has the largest magnitude over
-        ranks, another column of `values` the sum. `is_measured` has the maximum.
+        (values, is_measured) as new tensors. Columns of `values` in `PEAKS` have the largest
+        magnitude over ranks, all further columns the sum. `is_measured` has the maximum.
     """
     peaks = [MEASURED.index(name) for name in PEAKS]
     # An all-reduce may add in another order, and give other bits.

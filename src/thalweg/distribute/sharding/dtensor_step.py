@@ -51,11 +51,11 @@ class LocalShards:
         return self.part(slot, is_flat=slot.dtype == torch.uint8)
 
     def part(self, var: Tensor, is_flat: bool = False) -> Tensor:
-        """Return the local tensor of a DTensor; return the same view until its memory moves.
+        """Return the local tensor of a DTensor, cached until its memory moves.
 
         Args:
-            var: The DTensor; any other tensor is returned unchanged.
-            is_flat: True to flatten the view.
+            var: The DTensor. A tensor that is not a DTensor is returned unchanged.
+            is_flat: True to flatten the local tensor.
         """
         if not is_on_mesh(var):
             return var
@@ -68,10 +68,10 @@ class LocalShards:
         return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of `value` in the placement of the DTensor `var`.
+        """Return this rank's part of `value`, placed like the DTensor `var`.
 
-        Messages are sent only if `value` is a DTensor with different placements. If `var` is not a
-        DTensor, the local tensor of `value` is returned.
+        A full tensor is cut without messages. A DTensor `value` is redistributed if its placements
+        differ. If `var` is not a DTensor, return the local tensor of `value`.
         """
         if not is_on_mesh(var):
             return to_local(value)
@@ -87,14 +87,14 @@ class LocalShards:
         )
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Gather the parts of all ranks into a new full tensor; all ranks of the mesh call this.
+        """Return a new full tensor, gathered from the shards of all ranks.
 
-        `shard` is this rank's part, placed like the DTensor `var`. If `var` is not a DTensor,
-        return a copy of `shard`.
+        All ranks of the mesh must call this method. `shard` is placed like the DTensor `var`. If
+        `var` is not a DTensor, return a copy of `shard`.
 
         Raises:
-            LayoutError: The memory of this rank's part was freed.
-            ReplicaMismatchError: Other ranks collect another tensor, or failed.
+            LayoutError: The memory of `shard` was freed.
+            ReplicaMismatchError: A rank gathers a different tensor, or failed.
         """
         if not is_on_mesh(var):
             check_memory(shard, f"'{name_of(var)}'")
@@ -154,13 +154,10 @@ class LocalStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise if a rule needs full matrices of DTensors that these ranks cannot gather.
+        """Raise NotImplementedError if full matrices of a DTensor cannot be gathered.
 
-        `titles` has the name of each variable, for messages.
-
-        Raises:
-            NotImplementedError: The rule reduces rows and columns, no group gathers matrices, or
-                `MatrixProcessGroup.check` fails.
+        The rule must not reduce rows and columns. A group that gathers matrices is required, and
+        `MatrixProcessGroup.check` must pass. `titles` has the name of each variable.
         """
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:
@@ -196,7 +193,7 @@ class LocalStep:
         return [(self._local_gradient(grad, var), self._shards.part(var)) for grad, var in pairs]
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """Return the step's request with local parts of variables, gradients and 16-bit copies."""
+        """Return `request` with local parts of variables, gradients and 16-bit copies."""
         variables = request.variables
         copies = request.copies and [
             None if copy is None else self._shards.part(copy) for copy in request.copies
@@ -209,7 +206,7 @@ class LocalStep:
         )
 
     def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[StepRequest], Any] | None:
-        """Return a function that makes the `Matrices` of a request, or None without DTensors."""
+        """Return a function that gathers the matrices of a request; None without DTensors."""
         if self._group is None or not any_on_mesh(variables):
             return None
         from thalweg.distribute.sharding.gathered_matrices import GatheredMatrices
@@ -223,7 +220,7 @@ class LocalStep:
         return self._shards.cut(grad, var)
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
-        """Return reductions over full variables from those over local parts."""
+        """Return reductions over full variables that use `parts`, reductions over local parts."""
         return DTensorReductions(parts, [var for _, var in pairs], self._group)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], measures: Any) -> Any:
@@ -249,13 +246,13 @@ class LocalStep:
 def place_on_mesh(
     pairs: Sequence[tuple[Any, Any]], group: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Any]]:
-    """Return new pairs in which DTensor gradients are placed like their variables.
+    """Return new pairs; gradients of DTensors are redistributed to the variable's placements.
 
-    All ranks call this.
+    All ranks must call this function.
 
     Args:
         pairs: (gradient, variable) pairs.
-        group: Optional. The ranks, which synchronize before a gradient is redistributed.
+        group: Optional. The ranks, which are compared before a gradient is redistributed.
 
     Raises:
         FailedPreconditionError: A gradient is a DTensor, but its variable is not.

@@ -19,8 +19,8 @@ class GatheredTensor(NamedTuple):
     Attributes:
         owner: The rank that holds the full tensor.
         shards: {rank: indices of the rank's part in the full tensor}.
-        local: This rank's part, or None. If it is `full_tensor`, nothing is copied.
-        full_tensor: The full tensor on its owner, else None.
+        local: This rank's part, or None. If `local is full_tensor`, nothing is copied.
+        full_tensor: The full tensor on the owner; None on all other ranks.
     """
 
     owner: int
@@ -30,9 +30,9 @@ class GatheredTensor(NamedTuple):
 
 
 def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Fill each `full_tensor` on its owner, in place, from the parts of all ranks.
+    """Fill `full_tensor` of each tensor on its owner, in place, from the parts of all ranks.
 
-    All ranks call this.
+    All ranks must call this function.
 
     Args:
         tensors: The tensors, in the same order on all ranks.
@@ -56,9 +56,9 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
 
 
 def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Fill each `local` on all ranks, in place, from the owner's `full_tensor`.
+    """Fill `local` of each tensor on all ranks, in place, from the owner's `full_tensor`.
 
-    All ranks call this.
+    All ranks must call this function.
 
     Args:
         tensors: The tensors, in the same order on all ranks.
@@ -96,7 +96,7 @@ class _Target(NamedTuple):
 def _exchange(
     ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[_Target]], device: torch.device
 ) -> None:
-    """Send `outgoing[r]` to each rank r in one message, and fill the targets `incoming[r]`."""
+    """Send tensors `outgoing[r]` to each rank r; fill targets `incoming[r]` with its tensors."""
     sizes = [sum(target.nbytes for target in targets) for targets in incoming]
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     ranks.begin_exchanging([_pack_bytes(tensors, device) for tensors in outgoing], buffers).wait()

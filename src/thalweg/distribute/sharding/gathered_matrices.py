@@ -39,8 +39,8 @@ class GatheredMatrices:
 
     Args:
         group: The ranks.
-        variables: The variables; those that are not DTensors are complete on this rank.
-        request: The step over the parts.
+        variables: The variables. Variables that are not DTensors are complete on this rank.
+        request: The step's request over local parts.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class GatheredMatrices:
     ) -> None:
         """Run a stage of the rule: gather inputs to the owners, compute there, scatter the outputs.
 
-        All ranks call this; if the stage fails on one rank, all raise. Pass values that the stage
-        returns are overwritten in place. New values of slots are added to `updates`.
+        All ranks must call this method. If the stage fails on one rank, all ranks raise. Values of
+        passes are overwritten in place with outputs. New slots are added to `updates`.
 
         Args:
             stage: The stage; skipped for a matrix unless `is_due(step count, stage.every)`.
             columns: The scalars of the step.
-            slots: For each variable its shaped slots, unchanged.
-            updates: Receives {id of a slot: (slot, new value)}, and caches gathered tensors.
+            slots: The slots with a shape, a list per variable; unchanged.
+            updates: Receives {id(slot): (slot, new value)}, and caches gathered tensors.
         """
         columns = self._columns_of_stacks(columns)
         selected = [*range(len(self._stacks))]
@@ -145,9 +145,9 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> dict[tuple[str, int], Tensor]:
-        """Allocate memory for the new slots that a stage returns, and enter it into `updates`.
+        """Allocate this rank's parts of new slots, for slots whose names are in `returned`.
 
-        Return {(slot name, variable index): this rank's part of the new slot}.
+        Add the parts to `updates`. Return {(slot name, variable index): part}.
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):
@@ -158,7 +158,7 @@ class GatheredMatrices:
         return new_slots
 
     def _columns_of_stacks(self, columns: Columns) -> Columns:
-        """Return step scalars with one element per stack instead of one per variable."""
+        """Return the step's scalars with one element per stack; `columns` has one per variable."""
         if np.array_equal(self._variables, range(len(self._names))):
             return columns
         by_variable = columns.by_variable.items()
@@ -173,9 +173,9 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return `tensor` with this rank's part of the new slot `name` as `local`.
+        """Return `tensor`; if `name` is in `new_slots`, `local` is a view of the new slot.
 
-        If `new_slots` lacks the slot, return `tensor` unchanged.
+        `index` is the index of the stack.
         """
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:
@@ -190,9 +190,9 @@ class GatheredMatrices:
         names: Sequence[str],
         gathered_tensors: dict[tuple[str, int], GatheredTensor],
     ) -> list[str]:
-        """Run a stage over the matrices of this rank; return the names of the outputs of all ranks.
+        """Run a stage over the matrices of this rank; put the outputs into `gathered_tensors`.
 
-        New values replace the entries of `gathered_tensors`.
+        Return the names of outputs on any rank, in the order of `names`.
         """
         ranks = self._group.ranks
         flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
@@ -217,7 +217,7 @@ class GatheredMatrices:
     def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
         """Return a `GatheredTensor` for the slot or pass value `name` of stack `index`.
 
-        On the stack's owner, `full_tensor` is memory that `gather` fills.
+        On the stack's owner, allocate `full_tensor`; `gather` fills it later.
         """
         stack, shards = self._stacks[index], self._shards[index][name]
         is_slot = name in self._kinds

@@ -33,7 +33,7 @@ def cut_dims(var: Tensor) -> list[int]:
 def describe_dtensors(
     params: Sequence[Tensor], names: Sequence[str], gradients: Sequence[Any]
 ) -> list[str]:
-    """Return lines that must be equal on all ranks of a step over DTensors.
+    """Return lines of text about DTensors that must be equal on all ranks.
 
     The first line has the number of DTensors. Each DTensor adds a line with name, dtype, global
     shape and placements, and a line with the gradient's dtype, or "none".
@@ -54,10 +54,10 @@ def describe_dtensors(
 
 
 class MatrixProcessGroup:
-    """Ranks of a step over DTensors, which compare a short message before each collective.
+    """Ranks of a step over DTensors, which compare their steps before each collective.
 
-    A message of fixed length precedes every collective of the step and its first write. It detects
-    differences and failures. Gloo aborts a process whose messages have unexpected sizes.
+    The comparison sends a message of fixed length. It detects differences and failures before a
+    rank waits for ever, and before the first write.
 
     Args:
         params: The DTensors.
@@ -87,10 +87,7 @@ class MatrixProcessGroup:
     def begin(
         self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
     ) -> None:
-        """Reset the group for another step, such as a replayed step.
-
-        The arguments are those of the constructor.
-        """
+        """Prepare the group for a new step. The arguments are as for the constructor."""
         self.gathers = matrix is not None
         cuts = dict.fromkeys(
             (cast("Any", param).device_mesh, tuple(cut_dims(param))) for param in params
@@ -108,18 +105,19 @@ class MatrixProcessGroup:
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks that gather matrices; at first use all of them call this, after `meet`."""
+        """The ranks that gather matrices. All of these ranks must make the first access."""
         if self._ranks is None:
             groups = (ranks for ranks in self._groups if ranks.global_numbers() == self.connected)
             self._ranks = next(groups, None) or ranks_of(self.connected)
         return self._ranks
 
     def check(self, rule: str, params: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Raise NotImplementedError for matrices whose parts these ranks cannot gather.
+        """Check that the matrices of DTensors can be gathered.
 
         Args:
-            rule: The rule, as text.
-            params, names: DTensors, with a name for each.
+            rule: The description of the rule, for messages.
+            params: The DTensors.
+            names: The name of each DTensor.
 
         Raises:
             NotImplementedError: A placement is neither `Shard` nor `Replicate`, or divides rows
@@ -143,7 +141,7 @@ class MatrixProcessGroup:
                 )
 
     def meet(self, *values: object) -> None:
-        """Compare the step's description with the other ranks; do nothing without other ranks.
+        """Compare the step's description on all ranks; do nothing without other ranks.
 
         Args:
             *values: Further values that must be equal on all ranks.
@@ -173,23 +171,23 @@ class MatrixProcessGroup:
     def _message(
         self, digests: Sequence[int] = (), trouble: BaseException | None = None
     ) -> RankMessage:
-        """Return the message of this rank, which has been sent."""
+        """Send this rank's message to the other ranks; return the message."""
         first, *other_groups = self._groups
         return RankMessage(
             first, self._collective, digests, trouble=trouble, other_groups=other_groups
         )
 
     def agree(self) -> None:
-        """Wait until all ranks are about to write; no rank can fail afterwards."""
+        """Wait until all ranks are ready to write."""
         if not self._is_ready_to_write:
             self.meet()
             self._is_ready_to_write = True
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Report an error in the `with` block of a step to the other ranks.
+        """Report an error in the `with` block of a step to the other ranks, then raise the error.
 
-        A block that writes nothing, such as for lack of gradients, still exchanges a message.
+        The end of the block waits until all ranks are ready to write.
         """
         try:
             yield

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Consecutive matrices of one variable, which one rank updates.
+    """Consecutive matrices of one variable, all with the same owner.
 
     Attributes:
         variable: The index of the variable in the step.
@@ -66,7 +66,7 @@ class Stack(NamedTuple):
         return Size((self.rows[1] - self.rows[0], *self.full_shape[1:]))
 
     def parts(self) -> dict[int, Part]:
-        """Return the parts of the variable by rank, without ranks that have no elements."""
+        """Return {rank: part of the variable in this stack}, without empty parts."""
         return self._parts_of(self.tensor, self.full_shape)
 
     def slot_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,16 +79,16 @@ class Stack(NamedTuple):
         return self._parts_of(self.tensor and self.tensor.slot(shape), shape)
 
     def _rows_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return (first row, row after the last) of the stack in a tensor of this full shape."""
+        """Return (first row, row after the last) of the stack in a full tensor of `shape`."""
         if not shape:
             return 0, 1
         first, stop = (row * shape[0] // self.full_shape[0] for row in self.rows)
         return first, stop
 
     def _parts_of(self, tensor: ShardedTensor | None, shape: tuple[int, ...]) -> dict[int, Part]:
-        """Return {rank: part of this stack} in a sharded tensor of full shape `shape`.
+        """Return {rank: part of a sharded tensor in this stack}, without empty parts.
 
-        Ranks without elements are left out. Without `tensor`, each rank has the full tensor.
+        `shape` is the tensor's full shape. If `tensor` is None, each rank has the full tensor.
         """
         shards: dict[int, Part] = {}
         for rank, position in self.team.items():
@@ -106,14 +106,14 @@ def stacks_of(
 
     Args:
         variables: The variables. A variable without elements has no stack.
-        rule: The rule, whose layout describes the matrices of each variable. If it draws random
-            numbers, variables are not divided.
-        ranks: The numbers of the ranks in the default group. In the returned stacks, a rank is an
-            index into this list.
+        rule: The rule, whose layout describes the matrices of each variable. If the rule draws
+            random numbers, each variable is one stack.
+        ranks: The numbers of the ranks in the default group. In stacks, ranks are indices into this
+            list.
 
     Returns:
-        (index of this rank in `ranks`, stacks of which this rank has a part). Stacks have the order
-        of their variables.
+        (index of this rank in `ranks`, stacks in the order of variables). Stacks without a part on
+        this rank are left out.
     """
     layout, can_divide = rule.layout, bool(rule.layout.batch) and not draws(rule)
     index_by_rank = {rank: local_rank for local_rank, rank in enumerate(ranks)}
@@ -141,10 +141,10 @@ def stacks_of(
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
-    """Yield smaller stacks of the same matrices, so that several ranks can own some.
+    """Divide a stack into smaller stacks, which several ranks can own.
 
-    The stack is divided where other ranks hold the next row. A range of rows that n ranks hold is
-    then divided into at most n equal stacks.
+    A stack ends where the next row is on different ranks. Rows that n ranks share are divided into
+    at most n equal stacks.
     """
     shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
     ends = sorted({end for runs in shards for run in runs for end in run})
@@ -162,9 +162,9 @@ def _work_of(stack: Stack, layout: MatrixLayout) -> int:
 
 
 def assign_owners(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Return the owner rank of each matrix: the least loaded rank that has a part.
+    """Return the owner of each matrix: the least loaded rank that has a part of the matrix.
 
-    Matrices with a single rank are assigned first, then others in descending order of cost.
+    Matrices on a single rank are assigned first, then matrices in descending order of cost.
 
     Args:
         work: The cost of each matrix.

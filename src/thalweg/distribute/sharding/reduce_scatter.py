@@ -23,7 +23,7 @@ class Scatter(Bucket):
         shards: The assignment of elements to ranks.
         variables: All variables by index.
         indices: The indices of the tensors.
-        templates: Tensors of the same shapes, of one dtype and on one device.
+        templates: The tensors, of one dtype and on one device; their values do not matter.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Scatter(Bucket):
         self._rank_shards.insert(rank, local_shard)
 
     def put(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy each tensor into the send buffers; `indices` are the indices of the tensors."""
+        """Copy tensors into the send buffers; `indices` has the index of each tensor."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for index, tensor in zip(indices, tensors, strict=True):
@@ -82,7 +82,7 @@ class Scatter(Bucket):
         self._pending = ranks.begin_exchanging(self._pieces, self._rank_shards)
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait; return {index: this rank's part of the sum}, in the shapes of the parts.
+        """Wait for the sums; return {index of a tensor: this rank's part of the sum}.
 
         Raises:
             RuntimeError: Nothing was sent.

@@ -1,4 +1,4 @@
-"""Places of the shards of DTensors in full tensors, for any mesh and any `Shard` placements."""
+"""Positions of the shards of DTensors in full tensors, for any mesh and any `Shard` placements."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def shard_index(
 ) -> ShardIndex:
     """Return the indices of the elements of a full tensor that the rank at `position` holds.
 
-    Mesh dimensions cut the tensor from left to right, as in torch.
+    The first mesh dimension cuts the tensor first, as in torch.
 
     Args:
         shape: The shape of the full tensor.
@@ -108,7 +108,7 @@ def shard_index(
 
 
 def _chunk(runs: Sequence[Run], count: int, index: int) -> tuple[Run, ...]:
-    """Return chunk `index` of `count` chunks of the indices in `runs`, cut as by `torch.chunk`."""
+    """Cut the indices in `runs` into `count` chunks as `torch.chunk` does; return chunk `index`."""
     size = -(-sum(stop - start for start, stop in runs) // count)
     first, chunk_end = index * size, (index + 1) * size
     chunk: list[Run] = []
@@ -176,11 +176,14 @@ Team = dict[int, tuple[int, ...]]  # coordinates in the mesh, by the rank in the
 
 @lru_cache(1 << 12)
 def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
-    """Return teams of ranks as {rank: mesh coordinates}; each team has one full copy of a tensor.
+    """Return groups of ranks that together hold one full copy of a tensor.
 
     Args:
         mesh: The device mesh.
         dims: The mesh dimensions along which the tensor is cut.
+
+    Returns:
+        For each group, {rank: mesh coordinates}.
     """
     ranks, sizes = mesh.mesh, mesh.shape
     copy_ranges = [range(1) if dim in dims else range(size) for dim, size in enumerate(sizes)]
@@ -196,8 +199,8 @@ def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
 def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
     """Return the positions of a shard's elements in the flattened full tensor.
 
-    Return the position of the first element if all elements are adjacent, else `ElementRuns`.
-    Return 0 for an empty shard.
+    If all elements are adjacent, return the position of the first element; 0 if there are none.
+    Else return `ElementRuns`.
     """
     if not prod(index.shape):
         return 0
@@ -231,10 +234,10 @@ def is_supported(placement: Any) -> bool:
 
 @lru_cache(1 << 12)
 def is_ambiguous(tensor: ShardedTensor) -> bool:
-    """Return True if FSDP2 and DTensor disagree about the shards of an uneven tensor.
+    """Return True if FSDP2 and DTensor assign different elements of a tensor to ranks.
 
-    FSDP2 cuts by `Shard` first, then by `_StridedShard`. DTensor cuts from left to right, by
-    `_StridedShard` in stripes. The results differ if chunks have unequal lengths.
+    With a `_StridedShard`, FSDP2 and DTensor cut in different orders. The shards then differ if
+    chunks have unequal lengths.
     """
     dims = range(len(tensor.placements))
     factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
@@ -255,7 +258,7 @@ def is_ambiguous(tensor: ShardedTensor) -> bool:
 
 
 def connected_ranks(cuts: Sequence[tuple[Mesh, tuple[int, ...]]]) -> list[int]:
-    """Return the numbers of ranks that share tensors with this rank, directly or through others.
+    """Return the ranks connected to this rank: a tensor cut over two ranks connects both.
 
     Args:
         cuts: (mesh, mesh dimensions along which a tensor is cut) pairs of all tensors.

@@ -82,10 +82,10 @@ class ShardedReductions:
         return sums
 
     def _combine_leaves(self, indices: Sequence[int], local_leaves: Float64) -> Float64:
-        """Return the sums of the variables at `indices`; all ranks call this.
+        """Return the sums of the variables at `indices`; all ranks must call this method.
 
-        A leaf is the partial sum of a fixed range of elements. `local_leaves` has this rank's
-        leaves. The leaves of all ranks are added in a fixed order.
+        `local_leaves` has this rank's partial sums over fixed ranges of elements. The partial sums
+        of all ranks are added in a fixed order.
         """
         ranks = self._shards.ranks
         variables = [self._pairs[index][1] for index in indices]

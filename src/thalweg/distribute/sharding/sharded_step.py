@@ -54,7 +54,7 @@ class SharedStep:
             )
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """Return the request over this rank's part of each variable, gradient and 16-bit copy."""
+        """Return `request` with this rank's parts of variables, gradients and 16-bit copies."""
         if len(set(map(id, request.variables))) < len(request.variables):
             raise InvalidArgumentError(
                 "With shard_slots, no variable can come twice in a step:"
@@ -82,7 +82,7 @@ class SharedStep:
         )
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
-        """Return reductions over full variables, which exchange messages with the other ranks."""
+        """Return reductions over full variables that use `parts`, reductions over local parts."""
         return ShardedReductions(self.shards, parts, pairs, flush, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
@@ -91,7 +91,7 @@ class SharedStep:
         self._is_writing = True
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall:
-        """Return a call that exchanges updated parts; it must run after all writes of the step."""
+        """Return a call that exchanges updated parts, to run after all writes of the step."""
         only_rows = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
         copies = request.copies or [None] * len(request.variables)
@@ -100,7 +100,7 @@ class SharedStep:
             tensors += [(var, tensor, grad if only_rows else None) for tensor in updated]
 
         def join_step() -> None:
-            """Exchange the updated parts; mark the variables as torn if that fails."""
+            """Exchange the updated parts. After an error, later steps raise ReplicaLostError."""
             with self.shards.mark_torn(self._step_number), no_grad():
                 join_parts(self.shards, tensors, self._size)
             self._is_joined = True
@@ -109,10 +109,9 @@ class SharedStep:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Report an error in the `with` block of a step to the other ranks.
+        """Report an error in the `with` block of a step to the other ranks, then raise the error.
 
-        After an error during the writes, later calls raise ReplicaLostError, because parts are
-        lost.
+        After an error during the writes, all later steps raise ReplicaLostError.
         """
         try:
             yield
@@ -133,7 +132,7 @@ class SharedStep:
             raise
 
     def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
-        """Wait for all ranks; raise ReplicaMismatchError if one failed, or variables differ."""
+        """Wait for all ranks; raise ReplicaMismatchError if a rank failed or variables differ."""
         reply = RankMessage(
             self.shards.ranks, PendingCollective.SHARED, (self._order,), trouble=trouble
         ).receive()

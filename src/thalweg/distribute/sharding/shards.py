@@ -35,9 +35,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
-    """Divide the elements of a variable among ranks; return at most one `Piece` per rank, in order.
+    """Divide the elements of a variable among ranks; return at most one `Piece` per rank.
 
-    Each rank receives an equal number of units. Remaining units go to the least loaded ranks.
+    Pieces are in the order of elements. Each rank receives an equal number of units. Remaining
+    units go to the least loaded ranks.
 
     Args:
         size: The number of elements.
@@ -79,9 +80,9 @@ class _VariableLayout:
 class Shards:
     """Assignment of the elements of each variable to ranks.
 
-    Variables are cut into flat parts, in row-major order, where leaves (partial sums of reductions)
-    end. A variable is not cut if its memory has another order, or if rows of its sparse gradient do
-    not divide a leaf. One rank then holds all elements, and the others an empty part.
+    Variables are cut into flat parts in row-major order. A part ends with a leaf (range of elements
+    of a partial sum). A variable is not cut if its memory has another order, or if a part would end
+    within a row of a sparse gradient. One rank then has all elements, all other ranks none.
 
     Args:
         ranks: The ranks, also an attribute.
@@ -110,7 +111,7 @@ class Shards:
         return self._digest
 
     def cut_new(self, variables: Sequence[Tensor]) -> None:
-        """Assign the elements of variables that are new; all ranks pass the same variables."""
+        """Assign the elements of new variables to ranks. All ranks must pass the same variables."""
         for var in variables:
             if id(var) not in self._layouts:
                 self._cut_variable(var, not var.is_contiguous())
@@ -130,7 +131,7 @@ class Shards:
         return True
 
     def _cut_variable(self, var: Tensor, is_uncut: bool) -> None:
-        """Assign a variable's elements to ranks and store the layout; to one rank if `is_uncut`."""
+        """Assign a variable's elements to ranks, or all elements to one rank if `is_uncut`."""
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_uncut else LEAF)
         index = self._layouts[id(var)].index if id(var) in self._layouts else len(self._layouts)
@@ -141,7 +142,7 @@ class Shards:
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
-        """Return True if parts of a variable consist of full rows, as sparse gradients require."""
+        """Return True if all parts of a variable consist of full rows."""
         row_size, entry = var.shape[1:].numel(), self._layout_of(var)
         are_rows_complete = (
             all(piece.stop % row_size == 0 for piece in entry.pieces) if row_size else True
@@ -155,7 +156,7 @@ class Shards:
         self._cut_variable(var, True)
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
-        """Return a hash of the variables' numbers in the layout, in order, to compare ranks."""
+        """Return a hash of the order of `variables`, to compare ranks."""
         # Hashes of integers are equal in all processes; the shift excludes -2**63.
         return hash(tuple(self._layout_of(var).index for var in variables)) >> 1
 
@@ -173,7 +174,7 @@ class Shards:
     def part(self, var: Tensor) -> Tensor:
         """Return this rank's elements of a variable as a flat view.
 
-        Each call returns the same view until the variable's memory moves.
+        The view is cached until the variable's memory moves.
         """
         entry = self._layout_of(var)
         # The view is stale if another tensor's memory was set as `var.data`.
@@ -183,7 +184,7 @@ class Shards:
         return entry.part
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's elements of `value`, which has the shape of `var`; may be a view."""
+        """Return this rank's elements of a tensor of the shape of `var`, as a view if possible."""
         local_slice = self.own_slice(var)
         if not self._layout_of(var).is_uncut:
             return flatten_like(value, var)[local_slice]
@@ -191,8 +192,7 @@ class Shards:
         return detached if local_slice.stop or not self.pieces(var) else detached.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Return the rows of a sparse gradient in this rank's part; indices are relative to the
-        part.
+        """Return this rank's rows of a sparse gradient, with indices relative to this rank's part.
 
         Raises:
             InvalidArgumentError: The variable is cut within a row.
@@ -226,7 +226,7 @@ class Shards:
         return (local_slice.start // row_size, local_slice.stop // row_size) if row_size else (0, 0)
 
     def as_part(self, elements: Tensor, var: Tensor) -> Tensor:
-        """Return consecutive elements of this rank in the layout of `part(var)`."""
+        """Return this rank's elements, a flat tensor, in the shape of `part(var)`."""
         if not (self._layout_of(var).is_uncut and elements.numel()):
             return elements
         shard = torch.empty_like(var, dtype=elements.dtype).detach()
@@ -234,11 +234,10 @@ class Shards:
         return shard
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
-        """Return a view of this rank's elements of `tensor`, to write to.
+        """Return a view of this rank's elements of `tensor`, which has the shape of `var`.
 
         Raises:
-            LayoutError: `tensor` has the shape of `var`, but other strides, so that a view is
-                impossible.
+            LayoutError: A view is impossible, because the strides of both tensors differ.
         """
         shard = self.cut(tensor, var)
         if shard.numel() and shard.untyped_storage().data_ptr() != (
@@ -251,16 +250,18 @@ class Shards:
         return shard
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Return the full value of `var` or its slot as a new tensor; all ranks call this.
+        """Return a full tensor in the shape of `var`, gathered from the shards of all ranks.
 
-        In a `collecting` block, ranks other than 0 return an empty tensor.
+        All ranks must call this method. In a `collecting` block, all ranks but rank 0 return an
+        empty tensor.
 
         Args:
-            shard: This rank's part.
+            shard: This rank's part of `var` or of a slot.
+            var: The variable.
 
         Raises:
-            LayoutError: This rank's part has no memory; the others raise ReplicaMismatchError.
-            ReplicaMismatchError: Other ranks take another action, or failed.
+            LayoutError: The memory of `shard` was freed.
+            ReplicaMismatchError: Another rank failed, or takes another action.
             ReplicaLostError: A rank did not answer.
         """
         with self.between_steps():
@@ -299,7 +300,7 @@ class Shards:
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Return a context manager for messages between two steps, which explains lost ranks."""
+        """Add the state of variables to a ReplicaLostError in a `with` block between two steps."""
         try:
             yield
         except ReplicaLostError as error:
@@ -310,8 +311,7 @@ class Shards:
 
         Args:
             error: The original error.
-            fate: A sentence about the variables. The sentence of the first call is kept for all
-                calls.
+            fate: A sentence about the variables. Later calls use the sentence of the first call.
         """
         self._fate = self._fate or fate
         advice = "No checkpoint was saved of it here."
@@ -324,13 +324,13 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, step_number: int) -> Iterator[None]:
-        """Raise ReplicaLostError if the `with` block raises an error; name the step in the message.
+        """Raise ReplicaLostError for an error in the `with` block, which exchanges updated parts.
 
-        Variables may then have parts of two steps, so later calls that send messages raise, too. An
-        interrupt such as Ctrl-C is raised itself, with the message as a note.
+        Later calls that send messages raise ReplicaLostError, too. An interrupt such as Ctrl-C is
+        raised itself, with the message as a note.
 
         Args:
-            step_number: The number of the step, from 1.
+            step_number: The number of the step, from 1, for the message.
         """
         try:
             yield
@@ -350,7 +350,8 @@ class Shards:
     def _layout_of(self, var: Tensor) -> _VariableLayout:
         """Return the layout of a variable; assign a new variable to ranks first.
 
-        Raise InvalidArgumentError if its size, or the order of its elements in memory, has changed.
+        Raises:
+            InvalidArgumentError: The size or the order of elements in memory has changed.
         """
         if id(var) not in self._layouts:
             self.cut_new([var])
@@ -380,8 +381,7 @@ def _has_moved(entry: _VariableLayout, var: Tensor) -> bool:
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
     """Return the elements of a tensor, flattened in the memory order of `var`.
 
-    Args:
-        tensor: A tensor of the variable's shape. The result is a view if its strides allow it.
+    `tensor` has the shape of `var`. The result is a view of `tensor` if the strides allow a view.
     """
     with DisableTorchFunctionSubclass():
         detached = tensor.detach()

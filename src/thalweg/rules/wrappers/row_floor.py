@@ -1,15 +1,28 @@
 """Wrapper that lengthens the steps of rows that hardly move (modded-nanogpt, 2026)."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 
 from thalweg.errors import RuleError
-from thalweg.formula import Measure, Rule, Stage, StepMeasure, moved, variable_squares
+from thalweg.formula import (
+    FusedStage,
+    Measure,
+    Rule,
+    Stage,
+    StepMeasure,
+    maximum,
+    minimum,
+    moved,
+    sqrt,
+    variable_squares,
+    where,
+)
 from thalweg.rules.wrappers.base import around, check_rate, check_share, keep_by_rule
 from thalweg.rules.wrappers.trust_ratio import step_squares
 
 DEFAULT_LEAST = 0.3825  # smallest step of a row relative to its norm, at a rate of 1
-_TINY = 1e-8  # lower bound of norms
+_TINY, _HUGE = 1e-8, sys.float_info.max  # bounds of norms
 
 
 def floored_step(var, grad, base, step, *, floor_step):
@@ -18,11 +31,11 @@ def floored_step(var, grad, base, step, *, floor_step):
 
 
 def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least):
-    """Return {"floor_step": factor of each row's step}; step lengths exclude the rate."""
-    rate = abs(learning_rate)
-    length = (floor_step.sqrt() / rate).nan_to_num(nan=0.0).clamp(min=_TINY)
-    target_length = row_floor_least * floor_variable.sqrt().clamp(min=_TINY)
-    return {"floor_step": (target_length / length).clamp(min=1)}
+    """Return the factor of each row's step; step lengths exclude the rate."""
+    length = sqrt(floor_step) / abs(learning_rate)
+    # A step of 0 at a rate of 0 has no length.
+    length = where(length > _TINY, minimum(length, _HUGE), _TINY)
+    return maximum(row_floor_least * maximum(sqrt(floor_variable), _TINY) / length, 1)
 
 
 @keep_by_rule
@@ -49,6 +62,7 @@ def row_floor(rule: Rule, least: float = DEFAULT_LEAST) -> Rule:
     passes = rule.passes
     if not rule.is_of_lines:  # its stages see whole matrices, and go on to
         passes = tuple(replace(x, of_matrices=True) if isinstance(x, Stage) else x for x in passes)
+    stage = partial(lengthen_rows, row_floor_least=float(least))
     return around(
         rule,
         name,
@@ -58,6 +72,6 @@ def row_floor(rule: Rule, least: float = DEFAULT_LEAST) -> Rule:
             *passes,
             Measure(StepMeasure(rule.update, step_squares), makes="floor_step", over="row"),
             Measure(variable_squares, makes="floor_variable", over="row"),
-            Stage(partial(lengthen_rows, row_floor_least=float(least))),
+            FusedStage(stage, makes=("floor_step",)),
         ),
     )

@@ -84,9 +84,9 @@ def control_flow_v2_enabled() -> bool:
 
 
 def begins_graphs(function: F) -> F:
-    """Return a function that first begins graph mode, unless a mode was chosen or used before.
+    """Wrap a function: a call begins graph mode, unless a mode was chosen or used before.
 
-    Calls with a torch tensor among the arguments leave the mode unchanged.
+    A call with a torch tensor among the arguments leaves the mode unchanged.
     """
 
     @functools.wraps(function)

@@ -179,9 +179,9 @@ def dropout(
 def convert_to_tensor_or_indexed_slices(
     value: object, dtype: object = None, name: str | None = None
 ) -> Any:
-    """Return `convert_to_tensor(value)`, but slices unchanged.
+    """Return slices unchanged; return `convert_to_tensor(value)` for other values.
 
-    Raise InvalidTypeError if slices have another dtype than `dtype`.
+    Raise InvalidTypeError if slices do not have the dtype `dtype`.
     """
     if not isinstance(value, IndexedSlices | _graph.SymbolicSlices):
         return convert_to_tensor(value, dtype, name)
@@ -191,10 +191,10 @@ def convert_to_tensor_or_indexed_slices(
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """Return elements of `x` where `condition` is true, else of `y`; `x` and `y` have one shape.
+    """Return elements of `x` where `condition` is true, else of `y`, which has the shape of `x`.
 
-    A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
-    Raise InvalidArgumentError if the shapes do not fit together.
+    A vector `condition` selects rows. Without `x` or `y`, return the indices of true conditions.
+    Raise InvalidArgumentError if the shapes differ.
     """
     if x is None or y is None:
         return elementwise.where(condition, name=name)

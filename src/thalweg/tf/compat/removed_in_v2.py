@@ -137,7 +137,7 @@ pad = with_older_arguments(slicing.pad, "tensor paddings mode name constant_valu
 def diag(diagonal: object, name: str | None = None) -> Tensor:
     """Return a tensor of shape (*s, *s) for a `diagonal` of shape s.
 
-    The element at [*i, *i] is `diagonal[i]`; all others are 0.
+    The element at [*i, *i] is `diagonal[i]`; all further elements are 0.
     """
 
     def spread(x: Tensor) -> Tensor:

@@ -31,11 +31,11 @@ Start = Callable[[Values], Iterator[Any]]
 
 
 class Dataset:
-    """Sequence of elements: tensors, or tuples and dicts of them.
+    """Sequence of elements: tensors, or tuples and dicts of tensors.
 
-    It is read in the thread that iterates; functions run eagerly, as plain Python, also where an
-    iterator is in a graph. `from_tensor_slices` and `from_tensors` take symbolic tensors, whose
-    values are those of the run that initializes the iterator.
+    The thread that iterates reads the dataset. Functions run eagerly, as plain Python, also for an
+    iterator of a graph. `from_tensor_slices` and `from_tensors` accept symbolic tensors. Their
+    values are computed in the run that initializes the iterator.
 
     Example:
         >>> dataset = Dataset.from_tensor_slices([1, 2, 3, 4, 5]).map(lambda x: x * 10).batch(2)
@@ -68,9 +68,9 @@ class Dataset:
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """Return a dataset with the elements of `step(iterator)`.
+        """Return a dataset with the elements of `step(iterator over this dataset)`.
 
-        `spec()` returns the new `element_spec`, `count_after(n)` the new number of elements.
+        `spec()` returns the new `element_spec`, `count_after(n)` the number of elements for n here.
         """
         find = spec or (lambda: self.element_spec)
         count = self._count
@@ -86,7 +86,7 @@ class Dataset:
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """Return a dataset of `step(iterator, size)`, as `_add_step`; `size` may be symbolic."""
+        """Return a dataset of `step(iterator, size)`; see `_add_step`. `size` may be symbolic."""
         if not is_symbolic(size):
             size = checked(argument, size)
             return self._add_step(lambda elements: step(elements, size), spec, count_after)
@@ -115,7 +115,7 @@ class Dataset:
         """Return a dataset with one element for each row of the tensors.
 
         Raises:
-            InvalidArgumentError: In an iteration, tensors have different numbers of rows.
+            InvalidArgumentError: Tensors have different numbers of rows. Iterating raises it.
         """
 
         def rows(nest: object) -> Iterator[object]:
@@ -143,9 +143,10 @@ class Dataset:
         output_signature: object = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of the values that `generator(*args)` yields, called for each iteration.
+        """Return a dataset of the values that `generator(*args)` yields.
 
-        Raise TypeError if the generator is not callable, or dtypes and signature are missing.
+        Each iteration calls `generator`. Raise TypeError if it is not callable, or if
+        `output_types` and `output_signature` are missing.
         """
         if not callable(generator):
             raise TypeError("generator must be callable.")
@@ -180,7 +181,7 @@ class Dataset:
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Return a dataset of tuples of one element per dataset; it ends with the shortest one."""
+        """Return a dataset of tuples with one element of each dataset, as Python's `zip`."""
         datasets_or_one = args[0] if datasets is None and len(args) == 1 else datasets or args
         sources = (
             [datasets_or_one] if isinstance(datasets_or_one, Dataset) else list(datasets_or_one)
@@ -195,7 +196,7 @@ class Dataset:
         )
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Return a dataset of the elements of this dataset, followed by those of `dataset`."""
+        """Return a dataset of the elements of this dataset, then the elements of `dataset`."""
         counts: list[Any] = [self._count, dataset._count]
         return Dataset(
             lambda values: itertools.chain(
@@ -318,7 +319,7 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of the batches of `step(iterator, batch_size)`.
 
-        `spec(size)` returns the specification of a batch; `size` is None if batches may differ.
+        `spec(size)` returns the specification of a batch, with None for different sizes.
         """
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
 
@@ -338,18 +339,18 @@ class Dataset:
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset like `batch`, of tensors padded at the end to one shape.
+        """Return a dataset of batches of tensors, padded at the end to one shape per batch.
 
         Args:
             batch_size, drop_remainder: As in `batch`.
-            padded_shapes: A shape for each tensor of an element. Sizes of None or -1, or no shape,
-                mean the largest size in a batch.
-            padding_values: A number for each tensor, or one for all; None is 0.
+            padded_shapes: A shape for each tensor of an element. A size of None or -1, or a shape
+                of None, means the largest size in a batch.
+            padding_values: A number for each tensor, or a single number; None is 0.
 
         Raises:
-            InvalidArgumentError: In an iteration, a tensor is larger than its shape, an argument
-                does not have the structure of an element, or a padding value is symbolic.
-            TypeError: In an iteration, a padding value does not fit a tensor's dtype.
+            InvalidArgumentError: Iteration fails: a tensor is larger than its shape, an argument
+                lacks the structure of an element, or a padding value is symbolic.
+            TypeError: Iteration fails: a padding value does not fit a tensor's dtype.
         """
 
         def sizes() -> list[Any]:
@@ -366,7 +367,7 @@ class Dataset:
         return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Return a dataset of the elements repeated `count` times, endlessly for None and -1."""
+        """Return a dataset of `count` repetitions of this dataset, endless for None and -1."""
 
         def start(values: Values) -> Iterator[Any]:
             for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):

@@ -27,7 +27,7 @@ class Iterator:
     """Iterator over a dataset; for graphs see `make_one_shot_iterator`.
 
     Args:
-        elements: Iterator over the elements.
+        elements: Python iterator over the elements.
     """
 
     def __init__(self, elements: Elements[object], dataset: Any) -> None:
@@ -77,7 +77,7 @@ class InGraph:
     def initializer(self) -> Any:
         """Operation that restarts the iterator.
 
-        Raise FailedPreconditionError if the iterator is one-shot, or `make_initializer` makes it.
+        Raise FailedPreconditionError after `make_one_shot_iterator` and `from_structure`.
         """
         if self._initializer is None:
             raise FailedPreconditionError("Iterator does not have an initializer.")
@@ -92,7 +92,7 @@ class InGraph:
         return _graph.operation(begin, [], name or "MakeIterator")
 
     def get_next(self, name: str | None = None) -> Any:
-        """Return symbolic tensors: the next element in each run, or OutOfRangeError at the end."""
+        """Return symbolic tensors of the next element; a run at the end raises OutOfRangeError."""
 
         def next_elements() -> list[Any]:
             position = self._current_position()

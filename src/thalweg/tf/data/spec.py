@@ -37,9 +37,9 @@ class TensorSpec:
 
 
 def converted(nest: Any, dtypes: Any = None) -> Any:
-    """Return a nest of tuples and dicts with all leaves as tensors; a list becomes one tensor.
+    """Convert the leaves of a nest of tuples and dicts to tensors; a list becomes one tensor.
 
-    `dtypes` is a structure of dtypes, one dtype for all tensors, or None.
+    `dtypes` is a nest of dtypes, a single dtype for all tensors, or None.
     """
     if isinstance(nest, dict):
         return {key: converted(leaf, dtypes and dtypes[key]) for key, leaf in nest.items()}
@@ -63,14 +63,15 @@ def row(spec: TensorSpec) -> TensorSpec:
 
 
 def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
-    """Return the specification of several tensors, stacked."""
+    """Return the specification of `size` stacked tensors."""
     return TensorSpec(None if spec.shape is UNKNOWN else [size, *spec.shape], spec.dtype)
 
 
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
-    """Return a flat list of shapes for the tensors of an element; None is an unknown size or shape.
+    """Return a list with the shape of each tensor of an element, from a nest of shapes.
 
-    Raise InvalidArgumentError if `shapes` does not have the structure of `spec`.
+    None is an unknown size or shape. Raise InvalidArgumentError if `shapes` does not have the
+    structure of `spec`.
     """
     if (pairs := _pair_specs(spec, shapes, "padded_shapes")) is not None:
         return [shape for pair in pairs for shape in shapes_for(*pair)]
@@ -81,9 +82,9 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """Return a flat list of padding values for the tensors of an element.
+    """Return a list with the padding value of each tensor of an element.
 
-    `values` has the structure of `spec`, or is one value for all tensors; None is 0.
+    `values` has the structure of `spec`, or is a single value for all tensors. None is 0.
 
     Raises:
         InvalidArgumentError: `values` has another structure, or a value is symbolic.
@@ -101,9 +102,9 @@ def values_for(spec: Any, values: Any) -> list[Any]:
 
 
 def _pair_specs(spec: Any, nest: Any, argument: str) -> list[tuple[object, object]] | None:
-    """Return (item of `spec`, item of `nest`) pairs of a dict or tuple; None for other specs.
+    """Pair the items of a dict or tuple `spec` with the items of `nest`. Return None for a leaf.
 
-    Raise InvalidArgumentError, which names `argument`, if the structures differ.
+    Raise InvalidArgumentError if the structures differ; `argument` is a name for the message.
     """
     if isinstance(spec, dict):
         keys = spec if nest is None else nest
@@ -127,14 +128,14 @@ def _as_constant(value: Any) -> object:
 
 
 def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
-    """Return the specification of several tensors, padded to a shape and stacked."""
+    """Return the specification of `size` tensors, padded to a shape and stacked."""
     rank = spec.shape.ndims
     sizes = shape if shape is not None or rank is None else [None] * rank
     return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)
 
 
 def pair_specs(types: Any, shapes: Any) -> Any:
-    """Return a structure of `TensorSpec` for structures of dtypes and shapes; lists become tuples.
+    """Return a nest of `TensorSpec` for nests of dtypes and shapes; lists become tuples.
 
     `shapes` is None for unknown shapes.
     """
@@ -154,8 +155,8 @@ def after(function: Callable[..., object], spec: object, first: Callable[[], Ite
     Args:
         function: `function(element)` returns the result.
         spec: The specification of `element`.
-        first: `first()` returns an iterator of real results. It is called if the function needs
-            values, and may raise an error.
+        first: `first()` returns an iterator of real results. It is called only if the function
+            needs values.
     """
     with _graph.Graph().as_default():
         symbols = mapped(lambda each: _graph.placeholder(each.dtype or "float32", each.shape), spec)

@@ -46,13 +46,13 @@ def _stack_rows(rows: Sequence[Any]) -> object:
 
 
 def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[object]) -> Stack:
-    """Return a function that stacks tensors of different sizes: `stack(columns)`.
+    """Return a function `stack(columns)` that stacks tensors of different sizes.
 
-    A column is the sequence of a batch's values of one tensor of an element.
+    A column has the tensors to stack. An element has one tensor in each column.
 
     Args:
-        shapes: For each tensor the sizes after padding; None means the largest size in a batch.
-        values: For each tensor the padding value.
+        shapes: For each column the sizes after padding; None means the largest size in a batch.
+        values: For each column the padding value.
     """
 
     def stack(columns: Iterator[Sequence[object]]) -> Iterator[object]:

@@ -37,9 +37,9 @@ class ExistingFileError(AlreadyExistsError, FileExistsError):
 
 @contextlib.contextmanager
 def _raise_tensorflow_errors() -> Iterator[None]:
-    """Return a context manager that replaces errors of missing and of existing files.
+    """Raise MissingFileError or ExistingFileError in place of Python's errors in a `with` block.
 
-    The new errors, MissingFileError and ExistingFileError, are OSErrors and TensorFlow's errors.
+    Both are OSErrors and errors of TensorFlow.
     """
     try:
         yield

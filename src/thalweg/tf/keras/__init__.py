@@ -1,4 +1,4 @@
-"""`tf.keras`: thalweg's optimizers, and everything else from Keras 3 on its torch backend.
+"""`tf.keras`: thalweg's optimizers; all further names are from Keras 3 with the torch backend.
 
 Keras is imported when one of its names is first used. `compile` of models takes the optimizers
 of `tf.keras.optimizers`, or their names.

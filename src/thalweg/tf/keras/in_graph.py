@@ -1,13 +1,12 @@
 """Keras' layers and models in graphs of TensorFlow 1.
 
-A layer or model called on symbolic tensors becomes one operation, which calls it in each run with
-the session's values of its variables. Outputs of a functional model, `KerasTensor`s, are tensors of
-the graph as well, and its inputs are placeholders. Keras' classes are patched once, when `tf.keras`
-is first used: graphs get the symbol of an object by `_as_graph_element`, as TensorFlow does.
+A call of a layer or model on symbolic tensors adds one operation to the graph. A run of the
+operation calls the layer with the session's values of the layer's variables. Inputs of a functional
+model are placeholders, outputs (`KerasTensor`s) are tensors of the graph. Keras' classes are
+patched once, when `tf.keras` is first used: `_as_graph_element` returns an object's symbol.
 
-`keras.Layer.__call__` is replaced because it converts its arguments and builds the layer first, and
-supports only tensors of torch and Keras. In eager mode, and while Keras computes shapes, calls use
-the original method.
+`keras.Layer.__call__` is replaced, because it supports only tensors of torch and Keras. In eager
+mode, and while Keras computes shapes, calls use the original method.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _TENSORS = ("y_true", "y_pred")
 
 
 def lend() -> None:
-    """Patch Keras' layers, tensors and variables to accept symbolic tensors, at the first call."""
+    """Patch Keras' layers, tensors and variables to accept symbolic tensors; do so only once."""
     layer, tensor = keras.Layer, keras.KerasTensor
     # A second call would wrap the wrappers.
     if hasattr(tensor, "_as_graph_element"):
@@ -66,9 +65,9 @@ def lend() -> None:
 
 
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a function that calls `function`, such as a Keras loss, also on symbolic tensors.
+    """Wrap a function, such as a Keras loss, to accept symbolic tensors.
 
-    A call with symbolic tensors becomes a `Lambda` layer of Keras; other calls are unchanged.
+    A call with symbolic tensors becomes a `Lambda` layer of Keras. Calls without are unchanged.
     """
 
     @functools.wraps(function)
@@ -90,7 +89,7 @@ def recording(function: Callable[..., object]) -> Callable[..., Any]:
 def _symbol_of(tensor: Any) -> SymbolicTensor:
     """Return the symbolic tensor of the default graph for a `KerasTensor`.
 
-    A placeholder replaces an input of a model. Raise InvalidTypeError if the tensor is not the
+    It is a placeholder for an input of a model. Raise InvalidTypeError if the tensor is not the
     output of a layer.
     """
     maker = getattr(getattr(tensor, "_keras_history", None), "operation", None)
@@ -106,7 +105,7 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
 
 
 def _variable_of(variable: object) -> GraphVariable:
-    """Return the default graph's variable for a Keras variable; Keras sessions initialize it.
+    """Return the default graph's variable for a Keras variable. Keras' session initializes it.
 
     Raise InvalidTypeError if the variable has no value yet.
     """
@@ -127,9 +126,9 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Return True if the graph records a layer call with these arguments, in a flat list.
+    """Return True if a layer call adds an operation to the graph; `leaves` are its arguments.
 
-    The call is recorded for symbolic tensors, and for arrays unless Keras is computing shapes.
+    Symbolic tensors add an operation. Arrays add an operation unless Keras is computing shapes.
     """
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True
@@ -143,8 +142,8 @@ def _record_call(
 ) -> object:
     """Add an operation that calls `layer`; return symbolic outputs in the layer's structure.
 
-    `original` is the unpatched `keras.Layer.__call__`; it builds the layer. In each run the layer
-    may change its untrained variables, such as moving averages; the graph's variables follow.
+    `original` is the unpatched `keras.Layer.__call__`, which also builds the layer. Changes of
+    untrained variables in a run, such as moving averages, change the graph's variables, too.
 
     Raises:
         InvalidTypeError: The dtype or number of dimensions of an input is unknown, or the layer
@@ -206,7 +205,7 @@ def _describe_leaf(leaf: object) -> object:
 
 
 def _widen_operator(tensor: object, name: str, function: Callable[..., object]) -> None:
-    """Replace the operator `name` of the class `tensor` to accept symbolic operands.
+    """Patch the operator method `name` of class `tensor` to accept symbolic operands.
 
     `function(x, y)` computes the operator for symbolic tensors.
     """

@@ -31,8 +31,8 @@ _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleopti
 def as_optimizer(optimizer: object) -> Any:
     """Return an optimizer that Keras' `compile` accepts.
 
-    Wrap an optimizer of thalweg or `tf.train`. A name such as "adam" stands for an optimizer of
-    thalweg. Return any other object unchanged.
+    Wrap an optimizer of thalweg or `tf.train`. A name such as "adam" selects a class of thalweg.
+    Return any other object unchanged.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         optimizer = optimizers.get(optimizer)
@@ -77,7 +77,7 @@ def _copy_metric(metric: object) -> object:
 
 
 def _check_distinct(*nests: object) -> None:
-    """Raise InvalidArgumentError, with its name, for a metric that occurs twice in `nests`."""
+    """Raise InvalidArgumentError if a metric object occurs twice in `nests`."""
     seen_ids: set[int] = set()
     for metric in keras.tree.flatten(nests):
         if isinstance(metric, keras.metrics.Metric):
@@ -101,7 +101,7 @@ def _as_in_keras(name: str) -> object:
 
 
 class Compiling(_Model):
-    """Mixin of models that wraps optimizers, and accepts labels as TensorFlow's Keras did.
+    """Mixin of models that accepts optimizers of thalweg, and labels as in TensorFlow's Keras.
 
     Keras' training loops run eagerly, also in graph mode.
     """
@@ -132,13 +132,13 @@ class Compiling(_Model):
 
     @eagerly()
     def compile(self, optimizer: object = "rmsprop", *args: object, **options: object) -> None:
-        """Compile the model as in Keras; wrap an optimizer of thalweg, also if given by name.
+        """Compile the model as in Keras, with an optimizer of thalweg, of `tf.train` or of Keras.
 
-        In the scope of a strategy of `thalweg.distribute` the model is a replica. Steps use the
-        mean gradient over the examples of all replicas.
+        A name selects an optimizer of thalweg. In the scope of a strategy of `thalweg.distribute`
+        the model is a replica. Steps use the mean gradient over the examples of all replicas.
 
         Raises:
-            InvalidArgumentError: A metric is given twice.
+            InvalidArgumentError: A metric object is passed twice.
             InvalidTypeError: A metric of several outputs cannot be created from its configuration.
         """
         names = options.keys() & {"metrics", "weighted_metrics"}
@@ -196,7 +196,7 @@ class Compiling(_Model):
         return super().compute_metrics(x, _label_columns(y), *args, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return the configuration of `compile`; for a `tf.train` optimizer warn and return {}."""
+        """Return the configuration of `compile`; warn and return {} for a `tf.train` optimizer."""
         if isinstance(vars(self).get("optimizer"), TFOptimizer):
             warn(
                 "An optimizer of tf.train is neither saved nor copied with its model: compile the"
@@ -266,7 +266,7 @@ def _has_ends(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
 def _derive_from_functional(user_class: type[Model]) -> None:
     """Replace `Model` by `Functional` among the bases of a user's class, in place.
 
-    Keras does so for all bases up to `keras.Model`, which would change thalweg's `Model`, too.
+    Keras would change the bases of thalweg's `Model`, too.
     """
     for base in user_class.__bases__:
         if base is not Model and issubclass(base, Model):

@@ -1,4 +1,4 @@
-"""`tf.keras.optimizers`: thalweg's optimizers; `legacy` has the same ones."""
+"""`tf.keras.optimizers`: thalweg's optimizers, also in `legacy`."""
 
 from thalweg.keras import optimizers as legacy
 from thalweg.keras.optimizers import *

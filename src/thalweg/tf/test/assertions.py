@@ -68,7 +68,7 @@ class Comparing(unittest.TestCase):
         bfloat16_atol: float = 1e-2,
         msg: str | None = None,
     ) -> None:
-        """Call `assertAllClose` with the larger of the tolerances for the dtypes of `a` and `b`."""
+        """Call `assertAllClose` with the largest of `rtol` and the tolerances for both dtypes."""
         tolerances = locals()
         for value in (a, b):
             prefix = _KINDS.get(_dtype_name(value), "")
@@ -128,7 +128,7 @@ class Comparing(unittest.TestCase):
         open_lower_bound: bool = False,
         open_upper_bound: bool = False,
     ) -> None:
-        """Fail unless all elements are between the bounds; elements may equal a closed bound."""
+        """Fail unless all elements are between the bounds, or equal to a bound that is not open."""
         (self.assertAllGreater if open_lower_bound else self.assertAllGreaterEqual)(
             target, lower_bound
         )
@@ -200,7 +200,7 @@ class Comparing(unittest.TestCase):
     def assertRaisesWithPredicateMatch(
         self, exception_type: Any, expected_err_re_or_predicate: str | Callable[[Any], bool]
     ) -> Iterator[None]:
-        """Fail unless the block raises an error that matches a regular expression or predicate."""
+        """Fail unless the `with` block raises an error that matches a regex or a predicate."""
         matcher = expected_err_re_or_predicate
         try:
             yield

@@ -68,7 +68,7 @@ class TestCase(Comparing):
         return tempfile.mkdtemp(dir=make_temporary_directory())
 
     def evaluate(self, tensors: object) -> Any:
-        """Return a nest of tensors as arrays, in a graph by the default or cached session."""
+        """Return a nest of tensors as arrays; symbolic ones by the default or cached session."""
         if not values.is_symbolic(tensors):
             return values.computed(tensors)
         session = get_default_session()
@@ -85,10 +85,10 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Return a context manager that yields a new session, with its graph as the default.
+        """Return a context manager that yields a new session and makes its graph the default.
 
-        In eager mode without `graph`, `run` of the session returns computed values. All arguments
-        but `graph` are ignored.
+        In eager mode without `graph`, `run` of the session returns values of eager tensors. All
+        arguments but `graph` are ignored.
         """
         if graph is None and executing_eagerly():
             yield _Eager()
@@ -104,9 +104,9 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Return a context manager like `session`, with one session for all blocks of a test.
+        """Return a context manager like `session`, which yields one session per test.
 
-        Raise ValueError if the session has another graph than `graph`.
+        Raise ValueError if the graph of this session is not `graph`.
         """
         if graph is None and self._cached is None and executing_eagerly():
             yield _Eager()

@@ -88,8 +88,8 @@ def lines(
         random: The random generator.
 
     Returns:
-        Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6), which are BLANK after
-        the last digit of a line.
+        Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6). After the last digit of
+        a line, classes are BLANK.
     """
     inputs = np.zeros((count, FEATURES, FRAMES), np.float32)
     targets = np.full((count, MAX_DIGITS), BLANK, np.int64)
@@ -172,7 +172,7 @@ def distance(labels: list[int], target: list[int]) -> int:
 
 @torch.no_grad()
 def measured(model: nn.Module, examples: Examples, decodes: bool = True) -> tuple[float, float]:
-    """Return (mean loss per label, label error rate). Without `decodes`, the second is 0."""
+    """Return (mean loss per label, label error rate). If `decodes` is False, the rate is 0."""
     loss, edits, labels = 0.0, 0, 0
     model.eval()
     for inputs, targets in zip(

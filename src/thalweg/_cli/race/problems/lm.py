@@ -1,7 +1,7 @@
 """Problem of the next character in Python's standard library: a small transformer.
 
-An example is 64 characters from a random position, with the 64 that begin one later as targets.
-Classes are the printable ASCII characters and the end of a line; one more class is for all others.
+An example has 64 characters from a random position. The target of each character is the next one.
+Classes are the printable ASCII characters, the end of a line, and one class for all others.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Problem:
         return len(self.train.targets) // self.batch_size
 
     def order(self, epochs: int, seed: int) -> Tensor:
-        """Return example indices (steps, batch_size), shuffled anew in each epoch."""
+        """Return indices of examples, shape (steps, batch size). Each epoch has a new order."""
         generator = torch.Generator(device="cpu").manual_seed(seed)
         count = self.steps_per_epoch * self.batch_size
         size, dtype = len(self.train.targets), torch.int64

@@ -73,7 +73,7 @@ def root() -> Path:
 
 
 def files() -> list[Path]:
-    """Return the source files in an order that does not depend on the machine."""
+    """Return the source files, in an order that is equal on all machines."""
     paths: list[Path] = []
     for name in PACKAGES.split():
         module, package = root() / f"{name}.py", root() / name
@@ -126,7 +126,7 @@ def _sample(examples: Examples, random: np.random.Generator) -> Examples:
 
 
 class NextToken(nn.Module):
-    """Embeddings of the features side by side, one hidden layer, one score per token."""
+    """Model with concatenated embeddings of the features, one hidden layer, a score per token."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,9 +22,9 @@ def make_optimizer(
 
     Args:
         space: The contestant's search space.
-        point: A point of that space.
+        point: A point of `space`.
         model: The model to optimize. A matrix rule such as Muon updates only hidden matrices. AdamW
-            then updates all else, with the rate times `adamw_share`.
+            then updates all other parameters, with the rate times `adamw_share`.
         problem: The problem of the model.
         steps: The number of steps of the trial.
     """

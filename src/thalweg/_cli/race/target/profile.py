@@ -53,8 +53,7 @@ def place_all(results: Results, measure_run: Callable[[Results, Key], float]) ->
     """Return all contestants ranked by a cost, the best first.
 
     `measure_run(results, key)` returns the cost of a trial. Contestants are ranked by the medians
-    of costs over the studies. The range of possible ranks results from comparing contestants in
-    each study, in which all have equal initial weights and batches.
+    of costs over the studies. Paired comparisons over the studies give the possible ranks.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]
@@ -95,7 +94,7 @@ def _costs_of(results: Results, study: int, measure_run: Callable[[Results, Key]
 
 
 def ratios_of(costs: Costs) -> dict[str, list[float]]:
-    """Return, for each problem, the cost of each contestant divided by that of the best."""
+    """Return {contestant: ratios}, one per problem: the cost divided by the least cost."""
     ratios: dict[str, list[float]] = {name: [] for name in next(iter(costs.values()))}
     for costs_by_name in costs.values():
         lowest = min(costs_by_name.values())

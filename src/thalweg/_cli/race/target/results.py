@@ -64,7 +64,7 @@ class StudyPlan:
         ]
 
     def point(self, key: Key) -> Point:
-        """Return the point of a trial: the same on all problems."""
+        """Return the point of a trial; it is equal on all problems."""
         space = self.spaces[key.contestant]
         trial_index = key.study * self.trials + key.trial
         return space.draw(
@@ -108,7 +108,7 @@ class Results:
     timings: dict[Key, Timed] = field(default_factory=dict)
 
     def fastest(self, problem: str, contestant: str, study: int) -> Key | None:
-        """Return the trial of a study that reached the target first; None if none did."""
+        """Return the key of a study's trial with the fewest steps to the target; None if none."""
         keys = [Key(problem, contestant, study, trial) for trial in range(self.plan.trials)]
         steps_by_key = {key: self.outcomes[key].steps for key in keys if key in self.outcomes}
         hits = [(steps, key) for key, steps in steps_by_key.items() if steps is not None]
@@ -116,7 +116,7 @@ class Results:
 
     @property
     def quiet(self) -> float:
-        """Return the least share of a timed run's time in which it had a core."""
+        """Return the least ratio of processor time to clock time of the timed trials, at most 1."""
         fractions = [
             timing.cpu / timing.seconds for timing in self.timings.values() if timing.seconds
         ]

@@ -1,4 +1,4 @@
-"""Execution of trials: first all in parallel, then the fastest ones again, one at a time."""
+"""Execution of trials: all trials in parallel, then the fastest trials again, one at a time."""
 
 from __future__ import annotations
 

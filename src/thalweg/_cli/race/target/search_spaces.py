@@ -1,11 +1,11 @@
 """Contestants of a race to a target, each with a published search space and a schedule.
 
-Numbers are those of the sources. Those of MARIN are the grids of "Fantastic Pretraining Optimizers
-and Where to Find Them" for its smallest model, with the settings beside each grid: gradients are
-clipped to a norm of 1, SOAP changes its bases every tenth step, Muon does not warm up. Others warm
-up in 5 % of the steps, as AlgoPerf's baselines; all but schedule-free ones then fall as a cosine.
-Epsilons are those of the classes. Regularization outside of the optimizer (dropout, smoothed
-labels) and sizes of batches are left out.
+Numbers are from the sources. MARIN has the grids of "Fantastic Pretraining Optimizers and Where to
+Find Them" for the smallest model, with the paper's settings: gradients are clipped to a norm of 1,
+SOAP changes its bases every tenth step, Muon does not warm up. All other contestants warm up in 5 %
+of the steps, as AlgoPerf's baselines. The rate then falls as a cosine, except for schedule-free
+classes. Epsilons are the defaults of the classes. Regularization outside of the optimizer (dropout,
+smoothed labels) and sizes of batches are left out.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Space:
         """Return the point {argument: value} of a trial.
 
         Args:
-            index: The number of the trial, counted through all studies; it selects one of `points`.
-            unit: A number in [0, 1) for each of `choices`, which selects the value.
+            index: The number of the trial, counted over all studies. It selects one of `points`.
+            unit: Without `points`, a number in [0, 1) for each of `choices`, which selects a value.
         """
         if self.points:
             return dict(self.points[index % len(self.points)])

@@ -1,4 +1,4 @@
-"""Trial: a training with one point of a search space, up to the target or the last step."""
+"""Trials: trainings with one point of a search space, until a target loss or the last step."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def load(name: str) -> Problem:
 def run_trial(
     name: str, space: Space, point: Point, seed: int, threads: int, fastest: int | None = None
 ) -> Ran:
-    """Train up to the target loss, the last step, or step `fastest`, whichever is first.
+    """Train until the target loss, the last step or step `fastest` is reached.
 
     Args:
         name: The name of the problem.
         space: The contestant's search space.
-        point: A point of that space.
+        point: A point of `space`.
         seed: Decides the initial weights and the order of the examples.
         threads: The number of threads of torch.
         fastest: Optional. The number of steps of the study's fastest trial so far.

@@ -1,13 +1,13 @@
 """`tf.compat.v1`: TensorFlow 1. `import thalweg.tf.compat.v1 as tf` stands for `import tensorflow
 as tf` in code for it: graphs and sessions, and everything of `tf` that did not change.
 
-A program is in graph mode from its first call of a function of this module on: its constants and
-variables are those of the default graph, as TensorFlow 1 had it. That is so unless
+The first call of a function of this module begins graph mode: new constants and variables belong to
+the default graph, as in TensorFlow 1. There are two exceptions:
 
-* it asked for a mode: `disable_v2_behavior` and `disable_eager_execution` begin graph mode,
-  `enable_v2_behavior` and `enable_eager_execution` eager mode, at any time and in all threads;
-* anything was computed eagerly before, by another name of thalweg, or the call is given a torch
-  tensor: the program stays in eager mode, as TensorFlow 2 would, and `placeholder` is refused.
+* The program has chosen a mode: `disable_v2_behavior` and `disable_eager_execution` begin graph
+  mode, `enable_v2_behavior` and `enable_eager_execution` eager mode, at any time, for all threads.
+* thalweg has computed eagerly before, or an argument is a torch tensor: the program stays in eager
+  mode, as in TensorFlow 2, and `placeholder` raises an error.
 
 Example:
     >>> import thalweg.tf.compat.v1 as tf

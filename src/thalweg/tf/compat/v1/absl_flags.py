@@ -27,7 +27,7 @@ def absl(module: str) -> ModuleType:
 
 
 class _LibraryFlags:
-    """Object in place of `absl.flags.FLAGS` in absl's modules: it keeps their replaced flags."""
+    """Replacement of `absl.flags.FLAGS` in absl's modules, with the flags of `remove_absl_flag`."""
 
     def __init__(self) -> None:
         self.program_flags: dict[str, Any]
@@ -55,9 +55,9 @@ _library_flags = _LibraryFlags()
 
 
 def remove_absl_flag(name: str) -> None:
-    """Remove the flag `name` of an absl module from `absl.flags.FLAGS`, in place.
+    """Remove a flag of an absl module from `absl.flags.FLAGS`; absl still reads the removed flag.
 
-    The absl module still reads the removed flag. Do nothing for other flags.
+    Do nothing if no absl module defines flag `name`.
     """
     app, flags = absl("app"), absl("flags")
     if name.startswith("help"):

@@ -64,9 +64,9 @@ _OLDER = {"flag_name": "name", "default_value": "default", "docstring": "help"}
 
 
 def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that defines a flag; arguments may have TensorFlow's older names, too.
+    """Wrap a function that defines a flag, to accept TensorFlow's older argument names, too.
 
-    The new flag replaces a flag of equal name of an absl module.
+    The new flag replaces a flag of an absl module with the same name.
     """
 
     @functools.wraps(define)

@@ -37,8 +37,8 @@ class VarianceScaling(Initializer):
 
     Args:
         scale: A number above 0.
-        mode: n is the number of inputs for "fan_in", of outputs for "fan_out", and the mean of
-            both for "fan_avg".
+        mode: n is the number of inputs for "fan_in", the number of outputs for "fan_out", and the
+            mean of inputs and outputs for "fan_avg".
         distribution: "truncated_normal" or "normal", "untruncated_normal", or "uniform".
         dtype: The default dtype of a call.
 
@@ -178,7 +178,7 @@ _BY_NAME = (
 
 
 def get(identifier: object) -> Any:
-    """Return an initializer for a name or a class; return None or an initializer unchanged.
+    """Make an initializer from a name or a class; return None or an initializer unchanged.
 
     Raises:
         InvalidArgumentError: No initializer has this name.

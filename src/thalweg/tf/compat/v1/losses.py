@@ -105,9 +105,9 @@ def compute_weighted_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Return one number, the reduced weighted losses; for `Reduction.NONE` the weighted tensor.
+    """Return losses times weights, reduced to one number; unreduced for `Reduction.NONE`.
 
-    In graph mode add the result to `loss_collection`, unless this is None. Raise ValueError if the
+    In graph mode, add the result to `loss_collection`, unless it is None. Raise ValueError if the
     weights do not broadcast to the losses, or the reduction is unknown.
     """
     if reduction not in list(Reduction):
@@ -142,7 +142,7 @@ def compute_weighted_loss(
 
 
 def _alike_tensors(**pairs: object) -> list[Tensor]:
-    """Return the two arguments as tensors of equal shape.
+    """Return the values of two keyword arguments as tensors of equal shape.
 
     Raise ValueError if an argument is None, or known shapes differ.
     """
@@ -177,7 +177,7 @@ def _weighted(
 
     Args:
         default_scope: Scope of the reduction if `scope` is None.
-        names: The arguments before `weights`.
+        names: The arguments before `weights`, separated by spaces.
         extra_names: The arguments after `weights`.
         trailing_names: The arguments after `reduction`.
     """
@@ -215,10 +215,10 @@ def mean_squared_error(labels: object, predictions: object) -> Tensor:
 def cosine_distance(
     labels: object, predictions: object, axis: int | None = None, dim: int | None = None
 ) -> Tensor:
-    """Return losses 1 - sum(labels * predictions) along `axis`, after reduction.
+    """Return the losses 1 - sum(labels * predictions) along `axis`, after reduction.
 
-    Vectors along `axis` have norm 1. `dim` is an older name of `axis`. Raise ValueError if no axis
-    is given.
+    Vectors along `axis` must have norm 1. `dim` is an older name of `axis`. Raise ValueError if no
+    axis is given.
     """
     dimension = dim if axis is None else axis
     if dimension is None:

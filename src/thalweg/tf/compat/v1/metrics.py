@@ -53,14 +53,14 @@ class _Counts(NamedTuple):
 def _counting(
     metric_name: str, order: str = ""
 ) -> Callable[[Callable[..., _Counts]], Callable[..., Metric]]:
-    """Return a decorator that makes a metric from a function that returns `_Counts`.
+    """Return a decorator that turns a function that returns `_Counts` into a metric.
 
     The metric has four further arguments: `weights`, `metrics_collections`, `updates_collections`
     and `name`.
 
     Args:
         metric_name: Name of the scope if `name` is None.
-        order: Names of all arguments, separated by spaces; by default the four are the last.
+        order: Names of all arguments, separated by spaces; by default further arguments are last.
     """
 
     def count(
@@ -79,12 +79,9 @@ def _counting(
 def _count_over_runs(
     name: str, counts: _Counts, weights: object, collections: Sequence[Any]
 ) -> Metric:
-    """Add variables that sum `counts` over runs; return (metric's value, update operation).
+    """Add variables of sums over runs to the graph; return (metric's value, update operation).
 
-    Args:
-        counts: Description of the sums.
-        weights: Weights of the values, or None.
-        collections: (collections of the value, collections of the update).
+    `collections` is (collections of the value, collections of the update).
     """
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
@@ -112,10 +109,10 @@ def _count_over_runs(
 
 
 def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
-    """Return weights as float32 in the shape of the values.
+    """Return weights as float32, broadcast to the shape of `values`; ones for None.
 
-    A last dimension of size 1 may be missing or surplus. Raise InvalidArgumentError if the weights
-    do not broadcast.
+    A last dimension of size 1 is added or removed. Raise InvalidArgumentError if the weights do not
+    broadcast.
     """
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
@@ -164,7 +161,7 @@ def accuracy(labels: object, predictions: object) -> _Counts:
 
 
 def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors; drop a last dimension of size 1 if only one tensor has it."""
+    """Return both tensors. Squeeze a last dimension of size 1 that only one tensor has."""
     if labels.dim() == predictions.dim() + 1 and labels.shape[-1] == 1:
         return labels.squeeze(-1), predictions
     if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
@@ -280,7 +277,7 @@ def auc(
     summation_method: str = "trapezoidal",
     thresholds: Sequence[float] | None = None,
 ) -> _Counts:
-    """Return the area under a curve of rates at thresholds, for bools and predictions in [0, 1].
+    """Return the area under the ROC or the precision-recall curve, from counts at thresholds.
 
     Args:
         labels: Bools, or numbers that are converted to bools.
@@ -288,7 +285,7 @@ def auc(
         num_thresholds: Number of thresholds at equal distances.
         curve: "ROC", the true positive rate over the false positive rate, or "PR", precision over
             recall.
-        summation_method: "trapezoidal", "minoring" or "majoring"; of the curve "PR" also
+        summation_method: "trapezoidal", "minoring" or "majoring". For the curve "PR" also
             "careful_interpolation" (Davis & Goadrich 2006).
         thresholds: Optional. Thresholds between 0 and 1, instead of `num_thresholds`.
 

@@ -204,9 +204,9 @@ class Layer:
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Create and return a variable of the layer; in a graph with reuse, return an existing one.
+        """Create and return a variable of the layer, or reuse a variable of the graph.
 
-        Arguments are those of `get_variable`; `initializer` may also be a name.
+        Arguments are as for `get_variable`; `initializer` may also be a name.
         """
         kind, shape = dtype or self.dtype or torch.float32, tuple(int(size) for size in shape)
         name, start = self.NAMES.get(name, name), initializers.get(initializer)
@@ -271,12 +271,13 @@ def _snake_case(class_name: str) -> str:
 def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[..., Any]:
     """Return a function `(inputs, *layer arguments, reuse=None)` that creates and calls a layer.
 
-    In a graph the argument `name` is the exact name of the scope, so that `reuse=True` finds it.
+    In a graph, the function's argument `name` is the exact name of the scope.
 
     Args:
         layer: The class. Further arguments of `layer.call` become arguments of the function.
+        name: The name of the function.
         order: Names of all arguments, separated by spaces. By default `inputs`, the arguments of
-            the class, those of `call`, and `reuse`.
+            the class, the further arguments of `call`, and `reuse`.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     call_signature = inspect.signature(layer.call, eval_str=True)

@@ -27,7 +27,7 @@ class Convolution(Layer):
         dilation_rate: As `kernel_size`.
         activation: A function, or its name; None for none.
         use_bias: True to add a bias.
-        kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
+        kernel_initializer: By default the variable scope's initializer, or Glorot's uniform one.
         bias_initializer: An initializer.
         kernel_regularizer: A function of the kernel that returns a penalty.
         bias_regularizer: A function of the bias that returns a penalty.

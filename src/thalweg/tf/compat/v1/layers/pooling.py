@@ -12,7 +12,7 @@ from thalweg.tf.compat.v1.layers.base import Layer, as_function
 
 
 class Pooling(Layer):
-    """Layer that reduces the elements in each window to one.
+    """Layer that reduces the elements in each window to one element.
 
     Args:
         pool_size: A number, or one number per spatial dimension.

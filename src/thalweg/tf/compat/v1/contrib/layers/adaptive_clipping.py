@@ -33,9 +33,9 @@ def adaptive_clipping_fn(
     Gradients whose norm is not below `limit` are scaled to the norm exp(mean).
 
     Args:
-        std_factor: Number of standard deviations above the mean that are allowed.
-        decay: Fraction of the averages that a step keeps.
-        static_max_norm: Optional. Maximum norm in any case.
+        std_factor: Number of allowed standard deviations above the mean.
+        decay: Decay factor of the averages per step.
+        static_max_norm: Optional. Maximum norm in all cases.
         global_step: Optional. The number n of a step limits `decay` to n / (n + 1), so that the
             averages adapt quickly in the first steps.
         report_summary: True to add a summary of `limit`.
@@ -88,7 +88,7 @@ def _measure(norm: Any, std_factor: Any, decay: Any, epsilon: float) -> tuple[An
 
 
 def _average(name: str, value: Any, decay: Any) -> Any:
-    """Return the moving average of a scalar, which begins at 0, as a tensor that updates it."""
+    """Return the moving average of a scalar as a tensor. Its evaluation updates the average."""
     zeros = _graph.zeros_initializer()
     variable = _graph.get_variable(name, [], value.dtype, zeros, trainable=False)
     return assign_moving_average(variable, value, decay, zero_debias=False)

@@ -1,7 +1,7 @@
-"""Layers of `tf.contrib.layers`: those of `tf.layers`, with other names and defaults.
+"""Layers of `tf.contrib.layers`: layers of `tf.layers` with different names and defaults.
 
-Their variables are called weights and biases, are in the collection MODEL_VARIABLES, and in
-`variables_collections`, a list or a dict by name; outputs are in `outputs_collections`.
+Variables are called weights and biases. They are in the collection MODEL_VARIABLES and in
+`variables_collections`, a list or {name: collections}. Outputs are in `outputs_collections`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any
 
 
 def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
-    """Add a layer's variables and outputs to collections; return the outputs unchanged.
+    """Add a layer's variables and outputs to collections of the graph; return the outputs.
 
-    `variables` is a list of collections, or {variable name: collections}; `layer` may be None.
+    `variables` is a list of collections, or {variable name: collections}. A `layer` of None has no
+    variables.
     """
     for variable in [] if layer is None else layer.variables:
         _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
@@ -95,7 +96,7 @@ def _apply_layer(
     Args:
         default: Name of the layer's scope if `scope` is None.
         arguments: (inputs, first arguments of the constructor).
-        activation_fn: Applied to the outputs. Further arguments are those of `tf.contrib.layers`.
+        activation_fn: Applied to the outputs. Further arguments are as in `tf.contrib.layers`.
     """
     inputs, sizes = arguments
     with _layer_scope(scope, default, reuse) as scope_args:
@@ -214,9 +215,9 @@ def _normalize(
     is_training: object,
     updates_collections: object,
 ) -> Any:
-    """Call a layer, and add its updates to the collections in `updates_collections`.
+    """Call a layer and return its outputs; add its updates to collections.
 
-    Return the outputs. If `updates_collections` is None, the outputs wait for the updates.
+    If `updates_collections` is None, the outputs wait for the updates instead.
     """
     layer.UPDATES = updates_collections or ()
     outputs = layer(inputs, training=is_training)
@@ -266,7 +267,7 @@ def layer_norm(
     begin_params_axis: int = -1,
     scope: object = None,
 ) -> Tensor:
-    """Return inputs normalized by moments of each example, over the axes from `begin_norm_axis` on.
+    """Normalize each example over the axes from `begin_norm_axis` on; return the outputs.
 
     `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
     """

@@ -25,9 +25,9 @@ def variance_scaling_initializer(
     """Return an initializer of random numbers with variance `factor` / n.
 
     Args:
-        mode: n is the number of inputs for "FAN_IN", of outputs for "FAN_OUT", and the mean of
-            both for "FAN_AVG".
-        uniform: True for uniform numbers, False for normal ones, redrawn beyond two deviations.
+        mode: n is the number of inputs for "FAN_IN", the number of outputs for "FAN_OUT", and the
+            mean of inputs and outputs for "FAN_AVG".
+        uniform: True for uniform numbers; False for normal numbers, redrawn beyond two deviations.
         dtype: The default dtype of a call.
 
     Raises:

@@ -51,19 +51,19 @@ def optimize_loss(
     colocate_gradients_with_ops: bool = False,
     increment_global_step: bool = True,
 ) -> Any:
-    """Return the loss as a tensor of the graph whose evaluation takes a training step.
+    """Return a tensor of the graph: its evaluation takes a training step and returns the loss.
 
     Args:
         loss: A scalar of the graph.
-        global_step: The variable that counts steps; by default that of the graph, if it has one.
+        global_step: The variable that counts steps; by default the graph's global step, if any.
         learning_rate: A float, which becomes the variable `learning_rate`; a scalar of the graph;
             or None if the optimizer has a learning rate.
-        optimizer: A name in `OPTIMIZER_CLS_NAMES`, a class of optimizer, an optimizer, or a
-            function of the learning rate that returns one.
+        optimizer: A name in `OPTIMIZER_CLS_NAMES`, an optimizer class, an optimizer, or a function:
+            `optimizer(learning_rate)` returns an optimizer.
         gradient_noise_scale: Optional. Standard deviation of noise added to gradients.
         gradient_multipliers: Optional. {variable or its name: factor of the gradient}.
-        clip_gradients: Optional. A float, the maximum global norm, or a function that maps
-            (gradient, variable) pairs to new pairs.
+        clip_gradients: Optional. The maximum global norm, or a function: `clip_gradients(pairs)`
+            returns new (gradient, variable) pairs.
         learning_rate_decay_fn: Optional. `f(learning_rate, step)` returns the rate of a step.
         update_ops: Operations that run before the loss; by default the collection UPDATE_OPS.
         variables: Variables to train; by default all trainable variables.
@@ -101,7 +101,7 @@ def optimize_loss(
 
 
 def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
-    """Return the names of the summaries to add, the default ones for None.
+    """Return `summaries`; for None, return the default summaries.
 
     Raise ValueError if a name is not in `OPTIMIZER_SUMMARIES`.
     """
@@ -128,7 +128,7 @@ def _make_rate(
 ) -> Any:
     """Return the learning rate as a scalar variable or tensor; return None for None.
 
-    With `decay` return `decay(rate, step)`, and add a summary if `summaries` names it. Raise
+    With `decay`, return `decay(rate, step)`; add a summary of it if `summaries` names it. Raise
     InvalidArgumentError for a negative rate, or for a decay without a step.
     """
     if learning_rate is None:
@@ -154,7 +154,7 @@ def _make_rate(
 
 
 def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
-    """Return an optimizer unchanged, or create one from a name, a class or a function of `rate`."""
+    """Return an optimizer unchanged. Make one from a name, a class or a function, with `rate`."""
     if isinstance(optimizer, train.Optimizer):
         return optimizer
     make: Any = optimizer
@@ -194,7 +194,7 @@ def _add_noise(grad: Any, scale: float) -> Any:
 
 
 def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
-    """Return a gradient times `multipliers[var]` or `multipliers[var.name]`, if there is one."""
+    """Return a gradient times `multipliers[var]` or `multipliers[var.name]`; by default times 1."""
     factor = multipliers.get(var, multipliers.get(var.name))
     if grad is None or factor is None:
         return grad
