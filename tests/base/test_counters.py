@@ -26,9 +26,10 @@ def move(*moves: tuple[Tensor, float | None], step_taken: bool = True) -> None:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: Tensor) -> float:
-        raise AssertionError("a device is waited for")
+        raise AssertionError("a device is waited for, or may lack float64")
 
     monkeypatch.setattr(Tensor, "item", refused)
+    monkeypatch.setattr(Tensor, "double", refused)
 
 
 @pytest.mark.parametrize("step_taken", [True, False])
@@ -43,14 +44,15 @@ def test_counter_advances_only_if_the_step_is_taken(step_taken: bool) -> None:
 
 @pytest.mark.usefixtures("unasked")
 def test_counter_value_needs_no_device_read() -> None:
-    step, power = counter(2**40, torch.int64), counter(0.9)
-    move((power, 0.5), (step, None))
+    step, power, short = counter(2**60, torch.int64), counter(0.9), counter(2, torch.bfloat16)
+    move((power, 0.5), (step, None), (short, 0.5))
+    assert device_counters.number_of(short) == 1.0
     number = device_counters.number_of(step)
-    assert number == 2**40 + 1
+    assert number == 2**60 + 1
     assert type(number) is int
     assert device_counters.number_of(power) == float(torch.tensor(0.45).numpy())
     move((power, 0.5), (step, None), step_taken=False)
-    assert device_counters.number_of(step) == 2**40 + 1
+    assert device_counters.number_of(step) == 2**60 + 1
 
 
 def test_counter_changed_by_others_is_read_again() -> None:

@@ -42,6 +42,15 @@ def test_ambiguous_power_gives_no_step_count(power: float, beta: float) -> None:
     assert steps_of(np.float32(power), np.float32(beta)) is None
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_each_normal_power_is_below_the_one_before(dtype: Any) -> None:
+    one = dtype(1)
+    words = np.dtype(dtype).str.replace("f", "u")
+    # Rounding is monotonic, so that the largest beta is the worst; exponents shift products alike.
+    powers = np.arange((one / 2).view(words), one.view(words), dtype=words).view(dtype)
+    assert (powers * np.nextafter(one, dtype(0)) < powers).all()
+
+
 def test_power_after_many_steps_underflows_to_zero() -> None:
     assert power_after(np.float32(0.9), 10**15) == 0
 

@@ -226,6 +226,24 @@ def test_numbers_of_variables_must_be_the_same() -> None:
         from_torch(state, into=Adam())
 
 
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ({"w": 0, "b": 0}, "'w' and 'b' name the same variable"),
+        ({"w": [0, 1], "b": 0}, "'w' must name one variable, not 2"),
+        ({"w": [], "b": 0}, "'w' must name one variable, not 0"),
+    ],
+)
+def test_each_name_has_a_variable_of_its_own(indices: dict[str, Any], message: str) -> None:
+    pair = variables()
+    nests = {
+        name: pair[index] if isinstance(index, int) else [pair[each] for each in index]
+        for name, index in indices.items()
+    }
+    with pytest.raises(InvalidArgumentError, match=message):
+        from_torch(saved(), into=Adam(), variables=nests)
+
+
 @pytest.mark.parametrize("step", [-1, 1.0, True, "3"])
 def test_non_integer_step_count_raises(step: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="step must be an integer of 0 or more"):

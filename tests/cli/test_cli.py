@@ -484,7 +484,7 @@ def test_existing_result_is_replaced_atomically() -> None:
     assert not list(Path().glob(".race*"))
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644], ids=oct)
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664], ids=oct)
 def test_replaced_result_keeps_permissions(mode: int) -> None:
     from thalweg._cli.race.report import whole
 

@@ -22,6 +22,7 @@ from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, 
 from test_lines import FULL, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
+from thalweg._base.scatter import scatter
 from thalweg._engines import Dispatcher
 from thalweg._engines.codecs import OF_SLOTS
 from thalweg._engines.protocol import PEAKS, Columns, Reduction, StepRequest, as_array
@@ -444,6 +445,14 @@ def test_sparse_step_does_not_synchronize():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_scattered_rows_have_their_last_value():
+    rows, values = torch.randint(0, 64, (1 << 16,)), torch.arange(float(1 << 16))
+    tensors = [torch.zeros(64), torch.zeros(64, device="cuda")]
+    for tensor in tensors:
+        scatter(tensor, rows, values, "update")
+    assert torch.equal(tensors[1].cpu(), tensors[0])
+
+
 def test_one_optimizer_steps_on_several_devices():
     def trained(devices):
         params = [torch.nn.Parameter(torch.ones(5000, device=device)) for device in devices]

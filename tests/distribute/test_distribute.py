@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -17,6 +19,11 @@ from thalweg.distribute import (
     has_strategy,
     in_cross_replica_context,
 )
+from thalweg.distribute.aggregation import strategy_of
+from thalweg.distribute.buckets import Sending
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.reducer import Reducer
+from thalweg.errors import ReplicaLostError
 from thalweg.keras.optimizers import SGD
 
 pytestmark = pytest.mark.skipif(
@@ -474,6 +481,27 @@ def check_resumed(reports: Reports, count: int) -> None:
 def test_file_written_by_several_ranks_is_complete(reports: Reports) -> None:
     files = ["checkpoint-6.safetensors", "checkpoint-7.safetensors", "one"]
     assert agreed(reports, "files_that_several_ranks_write") == [[True] * 3, files]
+
+
+def test_destroyed_groups_are_released() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    groups = weakref.WeakSet([distributed.group.WORLD, distributed.new_group([0])])
+    strategies = [strategy_of(group) for group in groups]
+    assert [strategy_of(group) for group in groups] == strategies
+    distributed.destroy_process_group()
+    gc.collect()
+    assert not groups
+    with pytest.raises(ReplicaLostError, match="the process group was destroyed"):
+        strategies[0].ranks.take_maximum(torch.ones(1))
+
+
+def test_error_of_one_rank_is_raised_in_the_backward_pass() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ZeroDivisionError), Reducer(Ranks(), Sending()).guard_backward():
+            raise ZeroDivisionError
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_strategy_without_group_has_one_replica() -> None:

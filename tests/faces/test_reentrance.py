@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from torch import Tensor
 from attack.interruptions import TRAININGS, Training
 from interruptions import interrupt, outcome
 from thalweg import Variable, distribute, optim
-from thalweg._core import reentrance
+from thalweg._core import reentrance, replay
+from thalweg._engines.cpu import openmp
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam
+from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train as v1
 
 ALL_LINES = 10**9  # more lines than a step has
@@ -291,3 +294,83 @@ def test_nested_step_after_assigned_count_counts_or_raises(steps: int) -> None:
             twin.apply_gradients(own_pairs)
         assert int(optimizer.iterations) == 42 + len(handled), place
         assert torch.equal(pairs[0][1].detach(), own_pairs[0][1].detach()), place
+
+
+class Finalizer:
+    """Garbage that takes a step when it is collected."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self.cycle, self.step = self, step
+
+    def __del__(self) -> None:
+        try:
+            self.step()
+            messages.append("counted")
+        except FailedPreconditionError as error:
+            messages.append(str(error))
+
+
+messages: list[str] = []
+
+
+def collected(step: Callable[[], Any]) -> None:
+    Finalizer(step)
+    gc.collect()
+
+
+def test_finalizer_step_within_kernels_without_the_lock_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_LARGE", "_LARGE_PER_VARIABLE"):
+        monkeypatch.setattr(replay, name, 0)
+    (param, optimizer), (twin_param, twin) = trained(5), trained(5)
+    assert optimizer.step_cache.replay.snapshot.releases_lock
+    call_on_team = openmp.call_on_team
+
+    def call_with_collection(*arguments: Any) -> Any:
+        kernels = call_on_team(*arguments)
+        return lambda: (collected(optimizer.step), kernels(), collected(optimizer.step))[1]
+
+    messages.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(openmp, "call_on_team", call_with_collection)
+        optimizer.step()
+    twin.step()
+    assert len(messages) == 2
+    assert all("was called within a step of the same optimizer" in x for x in messages)
+    assert torch.equal(param, twin_param)
+    optimizer.step(), twin.step()
+    assert (optimizer.last_step.count, optimizer.state[param]["step"].item()) == (7, 7)
+    assert torch.equal(param, twin_param)
+
+
+def step_of_torch(param: Any) -> Callable[[], Any]:
+    optimizer = optim.Adam([param], lr=0.1)
+    param.grad = torch.ones(3)
+    return optimizer.step
+
+
+FACES: dict[str, Callable[[Any], Callable[[], Any]]] = {
+    "optim": step_of_torch,
+    "keras": lambda var: partial(Adam(0.1).apply_gradients, [(torch.ones(3), var)]),
+    "v1": lambda var: partial(v1.AdamOptimizer(0.1).apply_gradients, [(torch.ones(3), var)]),
+    "optimize_loss": lambda var: optimize_loss(
+        lambda: (var * var).sum(), "Adam", {}, lambda _: 0.1, var_list=[var]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_finalizer_step_within_a_planned_step_raises(name: str) -> None:
+    steps: list[Callable[[], Any]] = []
+
+    def constraint(value: Tensor) -> Tensor:
+        collected(steps[0])
+        return value
+
+    var = Variable(torch.ones(3), constraint=constraint)
+    steps.append(FACES[name](var))
+    messages.clear()
+    steps[0]()
+    assert len(messages) == 1
+    assert "was called within a step of the same optimizer" in messages[0]

@@ -69,19 +69,20 @@ def test_file_beginning_is_written_last(path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o027])
-def test_permissions_are_those_of_new_files(umask: int, path: Path) -> None:
+def test_only_new_files_follow_the_umask(umask: int, path: Path) -> None:
+    path.chmod(0o640)
     old_umask = os.umask(umask)
     try:
         replaced(path)
         replaced(path.with_name("other"))
     finally:
         os.umask(old_umask)
-    for target in (path, path.with_name("other")):
-        assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~umask
+    modes = [stat.S_IMODE(path.with_name(name).stat().st_mode) for name in ("ckpt", "other")]
+    assert modes == [0o640, 0o666 & ~umask]
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604, 0o660])
-def test_private_file_keeps_its_mode(mode: int, path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604, 0o660, 0o666, 0o750])
+def test_file_keeps_its_mode(mode: int, path: Path) -> None:
     path.chmod(mode)
     modes: list[int] = []
 
@@ -92,7 +93,7 @@ def test_private_file_keeps_its_mode(mode: int, path: Path) -> None:
 
     atomic_write.replace(path, parts(), len(NEW_CONTENT))
     assert path.read_bytes() == NEW_CONTENT
-    assert [*modes, stat.S_IMODE(path.stat().st_mode)] == [mode & 0o644] * 2
+    assert [*modes, stat.S_IMODE(path.stat().st_mode)] == [mode] * 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -220,6 +220,13 @@ def test_unfit_layout_raises_at_construction(
         make([{"params": params, "layout": layout, **({"rule": "Muon"} if is_mixed else {})}])
 
 
+@pytest.mark.parametrize("sizes", [(), [], (4,)])
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+def test_fewer_than_two_sizes_of_blocks_raise(axis: str, sizes: Any) -> None:
+    with pytest.raises(ValueError, match=f"{axis} of a matrix layout .* two sizes or more, not"):
+        optim.MatrixLayout(**{axis: sizes})
+
+
 def test_both_heads_and_layout_raise() -> None:
     with pytest.raises(ValueError, match="both describe the matrices"):
         optim.Muon([torch.zeros(4, 4, requires_grad=True)], heads=2, layout="rows=2")

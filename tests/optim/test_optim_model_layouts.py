@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from thalweg import optim
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.optim.module_layouts import uses_whole_outputs
 
 D = 12
 HEADS, HEAD = 3, 4
@@ -391,6 +393,34 @@ def test_a_layer_that_the_pass_does_not_reach_runs_alone() -> None:
     layouts = decided(layer, layouts={"layer.inner.*.weight": "AdamW"})
     assert layouts["layer.block.fc.weight"] == "rows=2"
     assert layouts["layer.block.out.weight"] == "rows=1"
+
+
+# Statements that divide the outputs of `self.fc`, and statements that use them as a whole.
+DIVIDED = [
+    "a, b = self.fc(x).chunk(2, -1)", "a, b = torch.chunk(self.fc(x), 2, dim=-1)",
+    "a, b = torch.split(\n self.fc(x), 4)", "y = torch.tensor_split(self.fc(x), 2)",
+    "y = F.glu(self.fc(x))", "y = F.glu(F.silu(self.fc(x)))",
+    "y = rearrange(self.fc(x), 'b (h d) -> b h d')",
+    "y = einops.rearrange(self.fc(x), 'b (h d) -> b h d')",
+    "y = torch.unflatten(self.fc(x), -1, (2, -1))",
+    "y = torch.unbind(self.fc(x))", "y = self.fc(x)[..., :4]", "y = self.fc(f(x)[0])[..., :4]",
+    "a, b = self.fc(x)", "y = self.fc(x).float(); z = y * 2; a, b = torch.chunk(z, 2)",
+    "y: Tensor = self.act(self.fc(x)); y = y.view(2, 3)", "y = [z for z in self.fc(x)]",
+    "y = self.shape(self.fc(x)); y = y.view(2, 3)", "y = torch.relu(self.fc(x))[..., ::2]",
+]  # fmt: skip
+WHOLE = [
+    "y = self.fc(x)", "return self.out(F.silu(self.fc(x)))",
+    "y = self.out(self.fc(x)); y.view(2, 3)",
+    "x = x + self.fc(x); a, b = x.chunk(2)", "n = self.fc(x).size(0); y = x.view(n, -1)",
+    "a, b = self.attend(self.fc(x))", "y = self.fc(x.view(2, 3))", "y = f(self.fc(x))[0]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", DIVIDED + WHOLE)
+def test_source_shows_divided_outputs(body: str) -> None:
+    lines = ["def forward(self, x):", " self.out = nn.Linear(2, 2)", f" {body}"]
+    assert uses_whole_outputs(ast.parse("\n".join(lines)), "self.fc") == (body in WHOLE)
+    assert not uses_whole_outputs(ast.parse("\n".join(lines)), "self.other")
 
 
 def test_inputs_reach_what_the_signature_does_not_say() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from converted_cases import CASES, FOLDER, ZERO, continue_training, continue_zero, resumed, state_of
 from thalweg import checkpoint, optim
 from thalweg._cli.main import main
+from thalweg.checkpoint.deepspeed import read_zero
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning, InvalidArgumentError
 from thalweg.optim.package_states.conversion import recognize
 
@@ -209,6 +210,29 @@ def test_ranks_must_be_complete(tmp_path: Path) -> None:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(InvalidArgumentError, match=r"1 files are there, and 'partition_count' is"):
         checkpoint.read_state(tmp_path)
+
+
+def test_groups_of_zero_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    states = {
+        1: {"step": 5, "exp_avg": torch.ones(2)},
+        0: {"step": 3, "exp_avg": torch.zeros(1)},
+    }
+    optimizer = {
+        "zero_stage": 1,
+        "base_optimizer_state": {"state": states, "param_groups": [{}, {}]},
+        "single_partition_of_fp32_groups": [torch.zeros(1), torch.ones(2)],
+    }
+    contents = {
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt": {"optimizer_state_dict": optimizer},
+        "mp_rank_00_model_states.pt": {"param_shapes": [{"a": (1,)}, {"b": (2,)}]},
+    }
+    for name in contents:
+        (tmp_path / name).touch()
+    read_states = read_zero(tmp_path, lambda path: contents[path.name])["state"]
+    entries = {
+        index: (state["step"], len(state["exp_avg"])) for index, state in read_states.items()
+    }
+    assert entries == {0: (3, 1), 1: (5, 2)}
 
 
 def test_command_converts_and_reports(tmp_path: Path) -> None:

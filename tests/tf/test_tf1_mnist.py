@@ -68,6 +68,7 @@ def test_batches_continue_with_the_next_epoch(folder: Path, shuffle: bool) -> No
             {},
             "format IDX",
         ),
+        (lambda f: (f / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08"), {}, "format IDX"),
         (lambda f: (f / "t10k-labels-idx1-ubyte").write_bytes(idx(LABELS)), {}, "belong together"),
         (lambda f: None, {"validation_size": 10}, "validation_size must be in"),
         (lambda f: None, {"dtype": "int32"}, "float32 or uint8, not int32"),

@@ -63,9 +63,9 @@ DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
     ),
     "filter": (lambda: Dataset.range(5).filter(lambda x: x % 2 == 0), [0, 2, 4]),
     "take": (lambda: Dataset.range(5).take(2), [0, 1]),
-    "take all": (lambda: Dataset.range(3).take(-1), [0, 1, 2]),
+    "take all": (lambda: Dataset.range(3).take(-2), [0, 1, 2]),
     "skip": (lambda: Dataset.range(5).skip(3), [3, 4]),
-    "skip all": (lambda: Dataset.range(3).skip(-1), []),
+    "skip all": (lambda: Dataset.range(3).skip(-2), []),
     "shard": (lambda: Dataset.range(5).shard(2, 1), [1, 3]),
     "batch": (lambda: Dataset.range(5).batch(2), [[0, 1], [2, 3], [4]]),
     "whole batches": (lambda: Dataset.range(5).batch(2, drop_remainder=True), [[0, 1], [2, 3]]),
@@ -99,7 +99,9 @@ DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
     ),
     "repeat": (lambda: Dataset.range(2).repeat(2), [0, 1, 0, 1]),
     "repeat without end": (lambda: Dataset.range(2).repeat().take(5), [0, 1, 0, 1, 0]),
-    "repeat of nothing": (lambda: Dataset.range(0).repeat(), []),
+    "repeat without end by a count": (lambda: Dataset.range(2).repeat(-2).take(3), [0, 1, 0]),
+    "repeat of nothing": (lambda: Dataset.range(0).repeat(-2), []),
+    "repeat to nothing": (lambda: Dataset.range(2).filter(bool).repeat(0), []),
     "cache": (lambda: Dataset.range(2).cache().repeat(2), [0, 1, 0, 1]),
     "prefetch": (lambda: Dataset.range(2).prefetch(tf.data.AUTOTUNE), [0, 1]),
     "apply": (lambda: Dataset.range(2).apply(lambda x: x.skip(1)), [1]),
@@ -130,7 +132,7 @@ def test_datasets_are_iterated_in_eager_mode(name: str) -> None:
 
 def test_infinite_datasets_have_no_length() -> None:
     assert (bool(Dataset.range(0)), len(Dataset.range(3).repeat(2))) == (True, 6)
-    for dataset in (Dataset.range(3).repeat(), Dataset.range(3).filter(bool)):
+    for dataset in (Dataset.range(3).repeat(-3), Dataset.range(3).filter(bool)):
         assert dataset.batch(2).cardinality() < 0
         with pytest.raises(TypeError, match="no end"):
             len(dataset)
@@ -333,6 +335,10 @@ INVALID: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "flat_map to no dataset": (
         lambda: list(Dataset.range(1).flat_map(lambda x: x)), TypeError, "must return a Dataset",
     ),
+    "negative number of shards": (
+        lambda: Dataset.range(1).shard(-2, 0), InvalidArgumentError, "num_shards must be greater",
+    ),
+    "negative buffer": (lambda: Dataset.range(1).prefetch(-2), InvalidArgumentError, "at least -1"),
     "buffer of 0": (lambda: Dataset.range(1).shuffle(0), InvalidArgumentError, "greater than zero"),
     "file": (lambda: Dataset.range(1).cache("/tmp/x"), NotImplementedError, "in memory only"),
     "no function": (lambda: Dataset.from_generator([1], tf.int32), TypeError, "callable"),

@@ -122,6 +122,23 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda a, e, i: tf.gather(tf.stack([a, -a]), tf.stack([i, i]), axis=1, batch_dims=1),
         np.stack([A[[2, 0]], -A[[2, 0]]]),
     ),
+    "gather in no batches": (
+        lambda a, e, i: tf.gather(
+            tf.reshape(e, [2, 0, 4]), tf.zeros([2, 0, 3], tf.int32), axis=2, batch_dims=2
+        ),
+        np.zeros((2, 0, 3), "f4"),
+    ),
+    "gather_nd in no batches": (
+        lambda a, e, i: tf.gather_nd(
+            tf.reshape(e, [0, 2, 4]), tf.zeros([0, 3, 1], tf.int32), batch_dims=1
+        ),
+        np.zeros((0, 3, 4), "f4"),
+    ),
+    "stack of nothing": (lambda a, e, i: tf.stack([]), np.zeros(0, "f4")),
+    "scan of no rows": (
+        lambda a, e, i: tf.scan(lambda total, row: total + row, e, a[0, :3]),
+        np.zeros((0, 3), "f4"),
+    ),
     "matmul of an adjoint": (lambda a, e, i: tf.matmul(a, a, adjoint_b=True), A @ A.T),
     "matmul of nothing": (lambda a, e, i: tf.matmul(e, a), np.zeros((0, 4), "f4")),
     "tensordot along two axes": (lambda a, e, i: tf.tensordot(a, a, [1, 1]), A @ A.T),
@@ -237,6 +254,19 @@ INVALID: dict[str, tuple[Callable[..., Any], str]] = {
     "add_n of shapes": (lambda a, i: tf.add_n([a, a[:1]]), "tensors of one shape"),
     "add_n of nothing": (lambda a, i: tf.add_n([]), "at least one"),
     "where of one": (lambda a, i: tf.where(a > 0, a), "both x and y, or neither"),
+    "where of one in v1": (lambda a, i: v1.where(a > 0, None, a), "both x and y, or neither"),
+    "squeeze of two axes": (lambda a, i: v1.squeeze(a, 0, squeeze_dims=0), "Cannot specify both"),
+    "concat of nothing": (lambda a, i: tf.concat([], 0), "at least one tensor"),
+    "stack of nothing": (lambda a, i: tf.stack([], 1), "at least one tensor"),
+    "gather of other batches": (
+        lambda a, i: tf.gather(a, tf.stack([i, i]), batch_dims=1), "share 1 leading dimensions",
+    ),
+    "gather along a batch": (
+        lambda a, i: tf.gather(a[:2], tf.stack([i, i]), axis=0, batch_dims=1), "axis must be at",
+    ),
+    "gather_nd of other batches": (
+        lambda a, i: tf.gather_nd(a, [[0]], batch_dims=1), "share 1 leading dimensions",
+    ),
     "norm of a name": (lambda a, i: tf.norm(a, "nuc"), "ord must be"),
     "norm of matrices of order 3": (lambda a, i: tf.norm(a, 3, axis=[0, 1]), "'fro', 1, 2 or inf"),
     "split into unequal parts": (lambda a, i: tf.split(a, 3, 1), "cannot be split into 3 equal"),

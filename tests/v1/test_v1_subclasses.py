@@ -12,6 +12,7 @@ import thalweg.tf as tf
 from case_batches import many
 from thalweg import Variable
 from thalweg import v1 as base
+from thalweg._base.scatter import repeat_last
 from thalweg.v1 import contrib, train
 
 v1 = tf.compat.v1
@@ -145,6 +146,12 @@ def test_hooks_can_scatter_to_rows(kind: str, in_graph: bool) -> None:
         assert scatter(w, *rows) is w
         scattered = w.numpy()
     np.testing.assert_allclose(scattered, np.array(SCATTERED[kind], np.float32), rtol=1e-6)
+
+
+def test_repeated_rows_have_equal_values_where_writes_have_no_order() -> None:
+    values, rows = torch.arange(5.0), torch.tensor([2, 0, 2, 1, 0])
+    assert repeat_last(values, rows, 4).tolist() == [2.0, 4.0, 2.0, 3.0, 4.0]
+    assert repeat_last(values[:0], rows[:0], 4).shape == (0,)
 
 
 def test_slices_combined_with_a_tensor_are_dense() -> None:

@@ -29,7 +29,7 @@ class _Transfer(NamedTuple):
     Attributes:
         version: The counter's version with this value; a later write gives another version.
         address: The counter's address.
-        numbers: Receives values in float64, which is exact up to 2^53.
+        numbers: Receives the values of all counters of one dtype.
         position: The index of the value in `numbers`.
         arrival: Waits for the transfer.
     """
@@ -63,8 +63,7 @@ def number_of(counter: Tensor) -> Any:
         check_number(counter)
         return counter.item()
     transfer.arrival()
-    value = float(transfer.numbers[transfer.position])
-    return value if counter.is_floating_point() else int(value)
+    return transfer.numbers[transfer.position].item()
 
 
 def at(device: torch.device, counter: Tensor) -> Tensor:
@@ -91,15 +90,26 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         for local, (_, factor) in zip(counters, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
-    (values,), arrival = brought([torch.stack([count.double() for count in new_values])])
-    triples = zip(counters, new_values, moves, strict=True)
-    for index, (local, count, (counter, factor)) in enumerate(triples):
+    # One transfer for each dtype: some devices lack float64, which could hold all numbers.
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for count in new_values:
+        by_dtype.setdefault(count.dtype, []).append(count)
+    # NumPy lacks bfloat16.
+    stacks = [torch.stack(counts) for counts in by_dtype.values()]
+    stacks = [stack.float() if stack.dtype == torch.bfloat16 else stack for stack in stacks]
+    arrays, arrival = brought(stacks)
+    places = {
+        id(count): (values, index)
+        for values, counts in zip(arrays, by_dtype.values(), strict=True)
+        for index, count in enumerate(counts)
+    }
+    for local, count, (counter, factor) in zip(counters, new_values, moves, strict=True):
         # Other threads may count meanwhile.
         calls.append(partial(local.add_, flag) if factor is None else partial(local.copy_, count))
         # An inference tensor has no version.
         if counter.is_inference():
             continue
-        transfer = _Transfer(counter._version + 1, local.data_ptr(), values, index, arrival)
+        transfer = _Transfer(counter._version + 1, local.data_ptr(), *places[id(count)], arrival)
         cell: list[Any] | None = _transfers.get(counter)
         if cell is None:
             cell = _transfers[counter] = [None]

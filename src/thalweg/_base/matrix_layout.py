@@ -199,7 +199,8 @@ def _check_blocks(axis: str, blocks: Any) -> Blocks:
     """
     is_sequence = isinstance(blocks, list | tuple)
     sizes = tuple(cast("Sequence[Any]", blocks)) if is_sequence else (blocks,)
-    if len(sizes) == is_sequence or not all(type(size) is int and size > 0 for size in sizes):
+    is_too_short = is_sequence and len(sizes) < 2
+    if is_too_short or not all(type(size) is int and size > 0 for size in sizes):
         raise InvalidArgumentError(
             f"{axis} of a matrix layout must be a number of equal blocks or a tuple of two sizes or"
             f" more, not {show_value(blocks)}."

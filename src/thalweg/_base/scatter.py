@@ -47,8 +47,23 @@ def scatter(var: torch.Tensor, indices: object, updates: object, update: str) ->
     if update in ("add", "sub"):
         target.index_add_(0, rows, values, alpha=1 if update == "add" else -1)
     elif update == "update":
+        # On a CPU, `index_copy_` writes the rows in order; elsewhere the order is undefined.
+        if rows.device.type != "cpu":
+            values = repeat_last(values, rows, len(var))
         target.index_copy_(0, rows, values)
     else:
         # One indexed operation would apply only one of the updates of a repeated row.
         for row, value in zip(rows.tolist(), values, strict=True):
             target[row] = _OPERATORS[update](target[row], value)
+
+
+def repeat_last(values: torch.Tensor, rows: torch.Tensor, row_count: int) -> torch.Tensor:
+    """Return `values`, where all values of a repeated row are replaced by its last one.
+
+    Args:
+        values: A tensor with a value for each element of `rows`.
+        rows: Row indices in [0, row_count), of shape (number of values,) and dtype int64.
+    """
+    positions = torch.arange(len(rows), device=rows.device)
+    last_positions = positions.new_zeros(row_count).scatter_reduce_(0, rows, positions, "amax")
+    return values[last_positions[rows]]

@@ -17,6 +17,7 @@ from thalweg._core.atomic_section import Call, calls, check_targets, drain, unle
 from thalweg._engines import saturated
 from thalweg._engines.layout import check_memory
 from thalweg._engines.memory_protection import check_numbers_writable
+from thalweg._engines.protocol import WriteRound
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.variable import check_held, name_of, variable_constraint
 
@@ -90,7 +91,7 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
                 error.add_note(advice)
 
 
-def say_refused(error: Exception) -> None:
+def say_refused(error: BaseException) -> None:
     """Note on an error that nothing has changed.
 
     Do nothing if a note says that a step was taken or skipped, or if the error is a
@@ -221,16 +222,21 @@ class WriteBatch:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self._checks: list[Call] = []
         self._writes: list[Call] = []
         self._callbacks: list[PostUpdateCall] = []
         self._counters: list[Call] = []
         self._plans: list[Any] = []
 
     def add(
-        self, writes: Sequence[Call], callbacks: Sequence[PostUpdateCall], counters: Sequence[Call]
+        self,
+        write_round: WriteRound,
+        callbacks: Sequence[PostUpdateCall],
+        counters: Sequence[Call],
     ) -> None:
         """Add the writes, callbacks and counters of one step."""
-        self._writes += writes
+        self._checks += write_round.checks
+        self._writes += write_round.calls
         self._callbacks += callbacks
         self._counters += counters
 
@@ -245,7 +251,8 @@ class WriteBatch:
 
     def write_all(self) -> list[BaseException]:
         """Commit all steps; return errors as `write_step`."""
-        return write_step(self._writes, self._callbacks, self._counters, self.begun)
+        writes = [*self._checks, *self._writes]
+        return write_step(writes, self._callbacks, self._counters, self.begun)
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:

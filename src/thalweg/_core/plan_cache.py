@@ -43,6 +43,7 @@ class PlanCache:
         replay: Object that runs the next step in one native call, or prepares it; None if not
             possible.
         has_constant_attributes: False once an attribute of the optimizer was another object.
+        begun: `StepAdapter.begun` of the last planned step, or ().
     """
 
     # The most rebinds before a replay is prepared again.
@@ -53,6 +54,7 @@ class PlanCache:
         self.last: CachedPlan | None = None
         self.replay: Any = None
         self.has_constant_attributes = True
+        self.begun: Sequence[str] = ()
         self._rebinds, self._rebinds_before_replay = 0, 1
         self._by_variable: dict[int, PlanCache] = {}
 

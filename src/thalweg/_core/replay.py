@@ -30,7 +30,7 @@ from thalweg._engines.cpu.guard_table import GuardedStep as GuardedStep
 from thalweg._engines.cpu.guard_table import GuardTable as GuardTable
 from thalweg._engines.cpu.guard_table import Member as Member
 from thalweg._engines.cpu.guard_table import make_guard_table as make_guard_table
-from thalweg._engines.cpu.launch import is_serial, threads_for
+from thalweg._engines.cpu.launch import LOCKED_ELEMENTS, is_serial, threads_for
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.cpu.replay_records import ReplayArgument, make_program_records, set_row_count
 from thalweg._engines.dense_plan import DensePlan
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
 # The kernels of a step with more elements, in all and per variable, run without Python's lock.
 # Planning a variable holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
-_LARGE = 4 << 20
+_LARGE = LOCKED_ELEMENTS
 _LARGE_PER_VARIABLE = 8 << 10
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -448,6 +448,12 @@ def _pass_plans_of(cached_plan: CachedPlan) -> list[DensePlan]:
 def written_of(cached_plan: CachedPlan) -> list[Tensor]:
     """Return all tensors that a step writes: variables, slots and 16-bit copies."""
     return [*plan_of(cached_plan).written, *_other_slots_of(cached_plan)]
+
+
+def places_of(cached_plan: CachedPlan) -> list[tuple[Tensor, int]]:
+    """Return (tensor, address) of all tensors that the update and the passes access."""
+    plans = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
+    return [place for plan in plans for place in plan.places()]
 
 
 def bounds_of(cached_plan: CachedPlan) -> Int64:

@@ -25,6 +25,7 @@ from thalweg._core.replay import (
     bounds_of,
     hold_tensors,
     make_guard_table,
+    places_of,
     plan_of,
     replay_kernel,
     stands,
@@ -167,8 +168,8 @@ class ReplayedPairs:
     ) -> bool:
         """Guard all tensors and attributes of the step, and describe the step to native code.
 
-        If a tensor or a variable's attributes cannot be guarded, return False. The replay must then
-        not be used.
+        Return False if a tensor or the attributes of a variable cannot be guarded, or if a tensor
+        has been given other memory since the plan.
 
         Raises:
             LayoutError: A counter is in read-only memory.
@@ -204,7 +205,7 @@ class ReplayedPairs:
             )
         )
         self._drop_dicts(attributes)
-        return True
+        return guards.has_recorded(places_of(self.planned))
 
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
         """Drop references to dicts with a key that may change.

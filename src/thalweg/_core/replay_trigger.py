@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from thalweg._core.commit import TAKEN, add_taken, say_refused
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._core.commit import TAKEN, add_note, add_taken, say_refused
 from thalweg._core.plan_cache import PlanCache
 
 ReplayFactory = Callable[[Any, PlanCache, Any], Any]
@@ -54,15 +55,30 @@ class ReplayTrigger:
         return is_taken
 
 
-def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
-    """Add a note to an error: "The step was taken.", or that nothing has changed.
+def progress_of(cache: PlanCache) -> tuple[int, Sequence[str]]:
+    """Return (steps taken by the present replay, notes of the last planned step)."""
+    return count_replayed(cache), cache.begun
+
+
+def say_what_became(
+    error: BaseException, cache: PlanCache, progress: tuple[int, Sequence[str]]
+) -> None:
+    """Add a note to an error of an eager step: it was taken or skipped, or nothing has changed.
+
+    The caller has held the optimizer's lock since it called `progress_of`: without the lock, steps
+    of other threads would count, too.
 
     Args:
         error: The exception; changed.
-        cache: The cache whose replay may have taken the step.
-        count_before: The result of `count_replayed` before the step.
+        cache: The cache whose plan or replay may have taken the step.
+        progress: The result of `progress_of` before the step.
     """
-    if count_replayed(cache) > count_before:
+    if not executing_eagerly():
+        return
+    count, begun = progress_of(cache)
+    if begun and begun is not progress[1]:
+        add_note(error, begun)
+    elif count > progress[0]:
         add_taken(error)
     else:
         say_refused(error)

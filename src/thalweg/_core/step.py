@@ -73,6 +73,7 @@ def run_step(
         rebound = try_rebind(adapter, cache, grads_and_vars, transforms, copies, is_final=is_final)
         if rebound is not None:
             return rebound
+    cache.begun = adapter.begun
     # `writable` ends inference mode: slots created in it could not be updated outside.
     with note_not_applied(adapter.begun), writable():
         return _plan_step(adapter, cache, grads_and_vars, transforms, copies, is_final)
@@ -95,6 +96,7 @@ def try_rebind(
         adapter, cache, transforms, copies, is_final: As for `run_step`.
         grads_and_vars: Pairs of gradient and variable, not validated.
     """
+    cache.begun = adapter.begun
     if cache.last is None:
         return None
     try:

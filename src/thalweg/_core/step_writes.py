@@ -59,13 +59,14 @@ def commit_single_round(
     if gather_call is not None:
         callbacks = [gather_call, *callbacks]
     if adapter.gathered is not None:
-        adapter.gathered.add(write_round.calls, callbacks, counters)
+        adapter.gathered.add(write_round, callbacks, counters)
         return []
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
+    writes = [*write_round.checks, *write_round.calls]
     if adapter.apply_flag is not None:
-        return write_step(write_round.calls, callbacks, counters, adapter.begun, LEFT)
-    return write_step(write_round.calls, callbacks, counters, adapter.begun)
+        return write_step(writes, callbacks, counters, adapter.begun, LEFT)
+    return write_step(writes, callbacks, counters, adapter.begun)
 
 
 def commit_rounds(
@@ -99,7 +100,7 @@ def commit_rounds(
         for write_round in rounds:
             if guard is not None:
                 guard.check_in_place()
-            drain(calls(write_round.calls))
+            drain(calls([*write_round.checks, *write_round.calls]))
             for index in write_round.members if adapter.constrains else ():
                 errors += constrained(targets[index], request.titles[index])
         # Constraints have run, which may resize a counter.

@@ -46,6 +46,10 @@ class Part(Protocol):
 
     def make_calls(self, columns: Columns) -> list[Call]: ...
 
+    def memory_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of the part."""
+        ...
+
     def release_gradients(self) -> None: ...
 
 
@@ -105,7 +109,8 @@ class CompositeStep:
                 for members, plan in plans
                 for call in plan.make_calls(columns.of_members(members))
             ]
-            yield WriteRound(round_members, calls)
+            checks = [call for _, plan in plans for call in plan.memory_checks()]
+            yield WriteRound(round_members, calls, checks)
 
     def release_gradients(self) -> None:
         for _, plan in self.parts:

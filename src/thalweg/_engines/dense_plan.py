@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import add, eq, ge, is_
+from itertools import chain, islice
+from operator import eq, is_
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -17,6 +18,14 @@ from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
+from thalweg._engines.held_memory import (
+    are_in_storages,
+    check_access,
+    check_call,
+    hold_memory,
+    moved_error,
+    read_addresses,
+)
 from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg._engines.protocol import (
     Call,
@@ -36,21 +45,13 @@ if TYPE_CHECKING:
 _DTYPE: Any = Tensor.dtype.__get__  # pyright: ignore
 
 
-def _read_addresses(tensors: Sequence[Tensor]) -> Int64:
-    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
-
-
 def _ids(tensors: Sequence[Any]) -> list[int]:
     return list(map(id, tensors))
 
 
-def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-    """Return True if dense tensors of `sizes` bytes end inside their storages."""
-    storages = map(Tensor.untyped_storage, tensors)
-    if any(map(Tensor.storage_offset, tensors)):
-        offsets = [int(tensor.storage_offset()) * tensor.element_size() for tensor in tensors]
-        sizes = list(map(add, offsets, sizes))
-    return all(map(ge, map(UntypedStorage.nbytes, storages), sizes))
+def _read_layouts(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """Return the shapes, strides and dtypes of tensors."""
+    return [list(map(getter, tensors)) for getter in (Tensor.size, Tensor.stride, _DTYPE)]
 
 
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
@@ -71,16 +72,16 @@ def _group_by_signature(request: StepRequest) -> list[list[int]]:
     return list(signatures.values())
 
 
-def _select_one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
-    """Return one slot for each storage, since all slots of a storage share a version counter.
+def _select_one_per_storage(slots: Sequence[Tensor]) -> list[int]:
+    """Return the index of one slot for each storage: slots of a storage share a version counter.
 
     A slot with elements is preferred, because an empty tensor has no address.
     """
-    blocks: dict[int, Tensor] = {}
-    for slot in slots:
+    blocks: dict[int, int] = {}
+    for index, slot in enumerate(slots):
         key = slot.untyped_storage().data_ptr() or id(slot)
-        if key not in blocks or not blocks[key].numel():
-            blocks[key] = slot
+        if key not in blocks or not slots[blocks[key]].numel():
+            blocks[key] = index
     return list(blocks.values())
 
 
@@ -127,10 +128,11 @@ class Group(Protocol):
 class DensePlan:
     """A `StepPlan` for variables with dense gradients that kernels access by address.
 
-    The plan holds references to all tensors whose addresses are in its tables.
+    The plan holds the memory at all addresses in its tables, of gradients until it releases them.
 
     Args:
-        request: The step. Its variables are distinct; each gradient has its variable's strides.
+        request: The step. Its variables are distinct; each gradient has its variable's strides, and
+            is an alias that only the caller has.
         make_group: `make_group(request, indices of variables)` returns an engine's `Group`.
 
     Attributes:
@@ -149,23 +151,17 @@ class DensePlan:
         self._from_copies = request.from_copies
         self._vectors, self._places = list(request.vectors), list(request.places)
         self.variables = variables = list(request.variables)
-        self.slots = slots = [list(var_slots) for var_slots in request.slots]
+        self.slots = [list(var_slots) for var_slots in request.slots]
         self.copies = list(request.copies or [None] * len(variables))
         self._grad_dtypes = [grad.dtype for grad in request.gradients]
         self._devices = list(map(Tensor.get_device, variables))
-        self.groups = [make_group(request, members) for members in _group_by_signature(request)]
-        self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
-        all_slots = [slot for var_slots in slots for slot in var_slots]
-        self._copy_tensors = copy_tensors = [copy for copy in self.copies if copy is not None]
-        self.written = [*variables, *_select_one_per_storage(all_slots), *copy_tensors]
-        self._storages = [tensor.untyped_storage() for tensor in self.written]
-        self._storage_guard = StorageGuard(all_slots)
-        self._pointers = list(map(Tensor.data_ptr, self.written))
-        self._layouts = self._read_layouts()
-        self._shapes, self._strides = (column[: len(variables)] for column in self._layouts[:2])
-        self._contiguous = all(map(Tensor.is_contiguous, variables))
-        self._make_group, self._request = make_group, request._replace(gradients=())
-        self.bounds = layout.merge_byte_spans([*variables, *all_slots, *copy_tensors])
+        self._copy_tensors = [copy for copy in self.copies if copy is not None]
+        aliases = self._hold_tensors(request)
+        self.groups = [make_group(aliases, members) for members in _group_by_signature(aliases)]
+        dtypes = [layout.compute_dtype(var.dtype) for var in aliases.variables]
+        self.dtypes = tuple(dict.fromkeys(dtypes))
+        self._contiguous = all(map(Tensor.is_contiguous, aliases.variables))
+        self._make_group, self._request = make_group, aliases._replace(gradients=())
         # Of variables and copies.
         self._metadata_guard = MetadataGuard()
         self._gradient_guard = MetadataGuard()
@@ -174,18 +170,46 @@ class DensePlan:
         self.mark_written = partial(torch._C._increment_version, marked_tensors)  # pyright: ignore[reportPrivateUsage]
         # Gradients whose addresses are in the tables, and the last ones that passed all checks.
         self._gradients: Sequence[Any] = ()
+        self._gradient_storages: Sequence[UntypedStorage] = ()
+        self._gradient_starts: Sequence[int] = ()
         self._ids: list[int] = []
         self._gradient_addresses = np.empty(0, np.int64)
         self._checked_bounds = self.bounds
-        sizes = zip(variables, self._grad_dtypes, strict=True)
-        self._bytes = [var.numel() * dtype.itemsize for var, dtype in sizes]
+        sizes = zip(aliases.variables, self._grad_dtypes, strict=True)
+        self._bytes = np.array([var.numel() * dtype.itemsize for var, dtype in sizes], np.int64)
         self.is_bound = False
-        self.point_at(request.gradients)
+        self.point_at(aliases.gradients)
 
-    def _read_layouts(self) -> list[list[Any]]:
-        """Return the shapes, strides and dtypes of variables and copies."""
-        tensors = [*self.variables, *self._copy_tensors]
-        return [list(map(getter, tensors)) for getter in (Tensor.size, Tensor.stride, _DTYPE)]
+    def _hold_tensors(self, request: StepRequest) -> StepRequest:
+        """Set the attributes that describe memory; return the request over aliases.
+
+        Raises:
+            LayoutError: Another thread has replaced a tensor since validation.
+        """
+        all_slots = [slot for var_slots in request.slots for slot in var_slots]
+        self._storage_guard = StorageGuard(all_slots)
+        slot_aliases = iter(self._storage_guard.aliases)
+        slots = [list(islice(slot_aliases, len(var_slots))) for var_slots in request.slots]
+        aliases = hold_memory(request._replace(slots=slots))
+        copies = [copy for copy in aliases.copies or () if copy is not None]
+        all_aliases = self._storage_guard.aliases
+        indices = _select_one_per_storage(all_aliases)
+        written_slots = [all_slots[index] for index in indices]
+        self.written = [*self.variables, *written_slots, *self._copy_tensors]
+        written_slots = [all_aliases[index] for index in indices]
+        self._held_tensors = [*aliases.variables, *written_slots, *copies]
+        self._pointers = list(map(Tensor.data_ptr, self._held_tensors))
+        check_access(aliases)
+        self._layouts = _read_layouts([*aliases.variables, *copies])
+        count = len(self.variables)
+        self._shapes, self._strides = (column[:count] for column in self._layouts[:2])
+        self.bounds = layout.merge_byte_spans([*aliases.variables, *all_aliases, *copies])
+        return aliases
+
+    def places(self) -> list[tuple[Tensor, int]]:
+        """Return (tensor, address in the tables) of all variables, slots and copies."""
+        places = list(zip(self.written, self._pointers, strict=True))
+        return places + self._storage_guard.places()
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """Bind the plan to the gradients of a request and return True.
@@ -221,6 +245,7 @@ class DensePlan:
             and list(request.places) == self._places
             and self._has_copies_of(request)
             and [grad.dtype for grad in request.gradients] == self._grad_dtypes
+            and [grad.size() for grad in request.gradients] == self._shapes
             and self._is_unmoved(request.variables)
             and all(all(map(is_, a, b)) for a, b in zip(request.slots, self.slots, strict=True))
             and len(request.vectors) == len(self._vectors)
@@ -250,7 +275,7 @@ class DensePlan:
         # An assignment to `.data` can keep the address and change shape, strides or dtype.
         tensors = [*self.variables, *self._copy_tensors]
         if not self._metadata_guard.holds(tensors):
-            if self._read_layouts() != self._layouts:
+            if _read_layouts(tensors) != self._layouts:
                 return False
             self._metadata_guard = MetadataGuard(tensors)
         return True
@@ -265,11 +290,14 @@ class DensePlan:
                 if not self._has_planned_gradients(gradients):
                     return False
                 self._gradient_guard = MetadataGuard(gradients)
-            addresses = _read_addresses(gradients)
+            # Held before addresses are read, since another thread may replace a gradient's memory.
+            storages = list(map(Tensor.untyped_storage, gradients))
+            addresses = read_addresses(gradients)
             bounds = self.bounds if bounds is None else bounds
+            starts = list(map(UntypedStorage.data_ptr, storages))
+            if not are_in_storages(addresses, self._bytes, storages, starts).all():
+                return False
             if not self._points_at(gradients, addresses, bounds):
-                if not _lie_in_storages(gradients, self._bytes):
-                    return False
                 # Until all tables are written: an interrupted call must not count as done.
                 self._ids = []
                 for group in self.groups:
@@ -285,6 +313,7 @@ class DensePlan:
         except RuntimeError:
             return False
         self._gradients, self.is_bound = gradients, True
+        self._gradient_storages, self._gradient_starts = storages, starts
         return True
 
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
@@ -315,11 +344,24 @@ class DensePlan:
         return not any(map(Tensor.is_neg, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
-        """Bind gradients without checks: write their addresses to the tables of the groups."""
+        """Bind gradients of the planned layout: write their addresses to the tables of the groups.
+
+        Args:
+            gradients: Aliases that only the caller has.
+
+        Raises:
+            LayoutError: A gradient has lost its memory.
+        """
         self._ids = []
-        addresses = _read_addresses(gradients)
+        storages = list(map(Tensor.untyped_storage, gradients))
+        addresses, starts = read_addresses(gradients), list(map(UntypedStorage.data_ptr, storages))
+        is_inside = are_in_storages(addresses, self._bytes, storages, starts)
+        if not is_inside.all():
+            raise moved_error(self._request.titles, int(is_inside.argmin()))
         for group in self.groups:
             group.point_at(addresses[group.members])
+        self._gradient_addresses = addresses
+        self._gradient_storages, self._gradient_starts = storages, starts
         self._gradients, self.is_bound = gradients, True
 
     @property
@@ -369,7 +411,29 @@ class DensePlan:
         """Return the groups, or groups over row-major copies of tensors that `formulas` read."""
         if self.measures_in_place:
             return groups
-        return self._row_major_groups.refresh(groups, self._gradients, formulas)
+        gradients = list(map(Tensor.detach, self._gradients))
+        are_moved = read_addresses(gradients) != self._gradient_addresses
+        if are_moved.any():
+            raise moved_error(self._request.titles, int(are_moved.argmax()))
+        return self._row_major_groups.refresh(groups, gradients, formulas)
+
+    def memory_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of the plan and its gradients; call them before any other
+        code runs.
+        """
+        present = chain(
+            map(Tensor.data_ptr, self._held_tensors),
+            map(UntypedStorage.data_ptr, self._gradient_storages),
+        )
+        addresses = [*self._pointers, *self._gradient_starts]
+        return [check_call(present, addresses, self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        """Raise LayoutError for the first variable whose storages were cut."""
+        tensors = [*self._request.variables, *self._gradients]
+        count = len(self.variables)
+        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in tensors]
+        raise moved_error(self._request.titles, are_cut.index(True) % count if any(are_cut) else 0)
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return functions without arguments that write all variables, slots and copies."""
@@ -377,7 +441,8 @@ class DensePlan:
         return [*calls, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        yield WriteRound(range(len(self.variables)), self.make_calls(columns))
+        yield WriteRound(range(len(self.variables)), self.make_calls(columns), self.memory_checks())
 
     def release_gradients(self) -> None:
         self._gradients, self.is_bound = (), False
+        self._gradient_storages, self._gradient_starts = (), ()

@@ -263,5 +263,8 @@ class OffloadedPart:
                 wait()
         return [*wait_calls, *self._inner.make_calls(columns), *self._sends]
 
+    def memory_checks(self) -> list[Call]:
+        return self._inner.memory_checks()
+
     def release_gradients(self) -> None:
         self._inner.release_gradients()

@@ -142,10 +142,13 @@ class WriteRound(NamedTuple):
     Attributes:
         members: The indices of the round's variables in the step.
         calls: Functions without arguments that write the new values.
+        checks: Functions in C to call before all writes of the step; they raise LayoutError if
+            memory that kernels access was freed by `UntypedStorage.resize_`.
     """
 
     members: Sequence[int]
     calls: list[Call]
+    checks: Sequence[Call] = ()
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:

@@ -26,6 +26,7 @@ from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
+from thalweg._engines.held_memory import check_call, moved_error
 from thalweg._engines.matrix_batches import (
     COUNT,
     NUMBER,
@@ -363,6 +364,7 @@ class StagedStep:
         self._variables, self._titles = list(request.variables), request.titles
         self.stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
+        self._held_slots: list[Tensor] = []
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
             if isinstance(rule_pass, FusedStage):
@@ -434,7 +436,7 @@ class StagedStep:
             RuleError: A stage returns an invalid value.
             InvalidArgumentError, InvalidTypeError, LayoutError: A slot is invalid.
         """
-        self.check_slots(slots)
+        slots = self.check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
         self._numbers, sweeps = None, group_measures(self._rule)
         stage_columns = columns
@@ -525,13 +527,16 @@ class StagedStep:
             self._numbers = self._matrices.numbers()
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
-    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate `shaped_slots`, unless memory and layout are as in the last call.
+    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+        """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
         In all cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.
+
+        Returns:
+            Aliases of the slots, which keep the memory that was validated.
 
         Raises:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
@@ -539,11 +544,14 @@ class StagedStep:
         all_slots = [slot for var_slots in slots for slot in var_slots]
         # The kernels of small matrices are made in `_bind_short`, even without slots.
         if not all_slots and not self._short_groups:
-            return
+            return slots
         slots = slots or [()] * len(self._variables)
+        slots = [list(map(Tensor.detach, var_slots)) for var_slots in slots]
+        self._held_slots = aliases = [alias for var_slots in slots for alias in var_slots]
         try:
             slot_layout: list[Any] | None = [
-                list(map(getter, all_slots)) for getter in (id, *_LAYOUT_GETTERS)
+                list(map(id, all_slots)),
+                *(list(map(getter, aliases)) for getter in _LAYOUT_GETTERS),
             ]
         # A slot without memory has no ptr; `check_shaped_slots` raises for it.
         except RuntimeError:
@@ -564,6 +572,7 @@ class StagedStep:
             self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(target_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
+        return slots
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Write the addresses of slots into the tables of kernels for small matrices.
@@ -599,7 +608,7 @@ class StagedStep:
             )
             raise
         for write_round in rounds:
-            for call in write_round.calls:
+            for call in (*write_round.checks, *write_round.calls):
                 call()
 
     @property
@@ -667,7 +676,20 @@ class StagedStep:
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
-        return self.update_plan.make_rounds(self._with_numbers(columns))
+        for write_round in self.update_plan.make_rounds(self._with_numbers(columns)):
+            yield write_round._replace(checks=[*write_round.checks, *self._slot_checks()])
+
+    def _slot_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of `shaped_slots`."""
+        if self._slot_layout is None:
+            return []
+        present = map(Tensor.data_ptr, self._held_slots)
+        return [check_call(present, self._slot_layout[1], self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in self._held_slots]
+        index = are_cut.index(True) if any(are_cut) else 0
+        raise moved_error(self._titles, index * len(self._titles) // len(are_cut))
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""

@@ -18,20 +18,29 @@ class StorageGuard:
     received are compared one by one.
 
     Args:
-        slots: The slots of the plan, in their present memory.
+        slots: The slots of the plan.
+
+    Attributes:
+        aliases: Detached aliases of the slots, whose memory and layout `confirm_places` expects.
     """
 
     def __init__(self, slots: Sequence[Tensor]) -> None:
         self._slots = slots
-        self._addresses = list(map(Tensor.data_ptr, slots))
-        self._layouts = list(map(_read_layout, slots))
         # The slots of a store share one record.
         moves_by_id = {
             id(slot.moves): slot.moves for slot in slots if isinstance(slot, StateVariable)
         }
         self._moves = list(moves_by_id.values())
+        # Read before the aliases are made: an assignment by another thread counts itself last.
         self._move_counts = [moves.count for moves in self._moves]
+        self.aliases = list(map(Tensor.detach, slots))
+        self._addresses = list(map(Tensor.data_ptr, self.aliases))
+        self._layouts = list(map(_read_layout, self.aliases))
         self._watch_storages()
+
+    def places(self) -> list[tuple[Tensor, int]]:
+        """Return (slot, address) pairs."""
+        return list(zip(self._slots, self._addresses, strict=True))
 
     def _watch_storages(self) -> None:
         """Select the slots that `confirm_places` will compare one by one.

@@ -24,6 +24,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.formula_parser import trace_formula
+from thalweg._engines.held_memory import hold_memory
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.low_precision_copies import resumed, saturated
 from thalweg._engines.protocol import (
@@ -77,14 +78,17 @@ class TorchPart:
 
     def __init__(self, request: StepRequest) -> None:
         self._rule, self._stages = request.rule, request.stages
-        self._request = request
-        self._gradients: Sequence[Any] | None = request.gradients
+        self._planned_request = request._replace(gradients=())
+        # Aliases, whose memory other threads cannot replace.
+        self._request = hold_memory(request)
+        self._gradients: Sequence[Any] | None = self._request.gradients
         self._flush = request.selection.denormals == "flush"
-        self._batches = list(_divide_into_batches(request))
+        self._batches = list(_divide_into_batches(self._request))
+        self._kinds = _describe_request(self._request)
 
     @property
     def written(self) -> list[Tensor]:
-        request = self._request
+        request = self._planned_request
         copies = [copy for copy in request.copies or () if copy is not None]
         slots = [slot for var_slots in request.slots for slot in var_slots]
         return [*request.variables, *slots, *copies]
@@ -94,7 +98,7 @@ class TorchPart:
 
         `bounds` is not used: gradients may overlap with variables, which are written last.
         """
-        planned_request, self._gradients = self._request, None
+        planned_request, self._gradients = self._planned_request, None
         can_rebind = (
             request.rule is planned_request.rule
             and request.stages == planned_request.stages
@@ -103,18 +107,15 @@ class TorchPart:
             and request.from_copies == planned_request.from_copies
             and _are_same(request.copies or (), planned_request.copies or ())
             and _are_same(request.variables, planned_request.variables)
-            and [_describe_tensors(request, index) for index in range(len(request.variables))]
-            == [
-                _describe_tensors(planned_request, index)
-                for index in range(len(planned_request.variables))
-            ]
+            and _describe_request(request) == self._kinds
         )
         if can_rebind:
-            self._gradients = request.gradients
+            self._request = hold_memory(planned_request._replace(gradients=request.gradients))
+            self._gradients = self._request.gradients
         return can_rebind
 
     def release_gradients(self) -> None:
-        self._gradients = None
+        self._gradients, self._request = None, self._request._replace(gradients=())
 
     def _read_gradient(self, member: int) -> Tensor:
         """Return a contiguous gradient; for a sparse gradient its values, with duplicates."""
@@ -287,6 +288,10 @@ class TorchPart:
             largest[list(grads)] = to_host(torch.stack([widened(norm) for norm in norms]))
         return largest
 
+    def memory_checks(self) -> list[Call]:
+        """Return []: torch's functions check memory themselves."""
+        return []
+
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute new values; return functions that copy them, or [] if `apply_flag` is false."""
@@ -438,6 +443,11 @@ def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
     tensors = [request.variables[member], grad, *request.slots[member]]
     tensors += [] if copy is None else [copy]
     return [(tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
+
+
+def _describe_request(request: StepRequest) -> list[list[Any]]:
+    """Return `_describe_tensors` of all variables."""
+    return [_describe_tensors(request, member) for member in range(len(request.variables))]
 
 
 def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:

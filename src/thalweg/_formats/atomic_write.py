@@ -41,8 +41,8 @@ def replace(
 ) -> None:
     """Replace the content of a file atomically. On return, the content survives a power loss.
 
-    If `path` is a link, the link's target is replaced. The new file gets the old file's
-    permissions, restricted by the umask. Temporary files of crashed processes are deleted.
+    A link's target is replaced, not the link. The new file has the old file's permissions; its
+    owner can always read and write. Temporary files that crashed processes left are deleted.
 
     Args:
         path: The file; its directory must exist.
@@ -233,16 +233,16 @@ class _Commit:
         syscalls.active_paths.add(temporary)
         try:
             # After a crash, `remove_abandoned` deletes the file only if it can open the file.
-            mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
+            mode = 0o666 if self._previous is None else 0o600
             with self.report_write_errors():
                 descriptor = syscalls.retry_interrupted(
-                    os.open, temporary, _NEW | syscalls.SAFELY, mode | 0o600
+                    os.open, temporary, _NEW | syscalls.SAFELY, mode
                 )
             try:
                 try:
                     if self._previous is not None:
                         with self.report_write_errors():
-                            syscalls.give_ownership(descriptor, self._previous)
+                            syscalls.copy_access(descriptor, self._previous)
                     self._write_content(descriptor, chunks, make_head)
                 # Network file systems report some failed writes at the end only.
                 finally:

@@ -59,21 +59,29 @@ def status(path: str) -> os.stat_result | None:
         return None
 
 
-def give_ownership(descriptor: int, previous: os.stat_result) -> None:
-    """Change the owner and group of a file. Without permission, remove the group's access.
+def copy_access(descriptor: int, previous: os.stat_result) -> None:
+    """Set a new file's owner, group and permissions; its owner can always read and write.
+
+    If the group cannot be set, it has no access.
 
     Args:
         descriptor: The new file, open.
-        previous: The status of a file with the required owner and group.
+        previous: The status of the file that has the owner, group and permissions.
     """
-    current = retry_interrupted(os.fstat, descriptor)
-    is_same = (current.st_uid, current.st_gid) == (previous.st_uid, previous.st_gid)
-    if is_same or not hasattr(os, "fchown"):
+    if not hasattr(os, "fchown"):
         return
-    for owner in (previous.st_uid, -1):  # Only root can give a file to another user.
-        with contextlib.suppress(OSError):
-            return retry_interrupted(os.fchown, descriptor, owner, previous.st_gid)
-    retry_interrupted(os.fchmod, descriptor, stat.S_IMODE(current.st_mode) & ~0o070)
+    current = retry_interrupted(os.fstat, descriptor)
+    mode = previous.st_mode & 0o777 | 0o600
+    if (current.st_uid, current.st_gid) != (previous.st_uid, previous.st_gid):
+        for owner in (previous.st_uid, -1):  # Only root can give a file to another user.
+            with contextlib.suppress(OSError):
+                retry_interrupted(os.fchown, descriptor, owner, previous.st_gid)
+                break
+        else:
+            mode &= ~0o070
+    # Some file systems have no permissions.
+    with contextlib.suppress(OSError):
+        retry_interrupted(os.fchmod, descriptor, mode)
 
 
 def close(descriptor: int) -> None:

@@ -198,7 +198,8 @@ def scan(
 ) -> Any:
     """Return all intermediate values of `foldl`, stacked along a new first dimension.
 
-    `reverse` processes the rows from last to first, but stacks the values in row order.
+    `reverse` processes the rows from last to first, but stacks the values in row order. Without
+    rows, the stack of the values is empty, with the shape and dtype of `initializer`.
     """
     return _add_fold(fn, elems, initializer, True, reverse, name or "scan")
 
@@ -305,6 +306,8 @@ def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards
         values.append(start)
     if backwards:
         values.reverse()
+    if stacks and not values:
+        return mapped(lambda leaf: leaf.expand(0, *leaf.shape), start)
     return _stack_nests(values) if stacks else start
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -233,40 +234,40 @@ def _read_masters(files: ZeroFiles) -> list[list[Tensor]]:
     return rows
 
 
+def _sort_states(files: ZeroFiles, rank: int) -> list[tuple[int, Any]]:
+    """Return the (number, state) pairs of the groups of a rank, in ascending order."""
+    states = files.base(rank)["state"]
+    if not isinstance(states, Mapping):
+        raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
+    if not all(isinstance(key, int) for key in states):
+        raise files.fail(f"'state' of rank {rank} has other keys than numbers")
+    return sorted(states.items(), key=itemgetter(0))
+
+
 def _list_slots(files: ZeroFiles) -> list[str]:
     """Return the names of the slots: tensors in the first state that are not scalars."""
-    states = files.base(0)["state"]
-    if not isinstance(states, Mapping):
-        raise files.fail(f"'state' is {show_value(states)}, not a dict")
-    first = next(iter(states.values()), {})
+    _, first = next(iter(_sort_states(files, 0)), (0, {}))
     if not isinstance(first, Mapping):
         raise files.fail(f"the state of a group is {show_value(first)}, not a dict")
     return [name for name, entry in first.items() if isinstance(entry, Tensor) and entry.dim()]
 
 
 def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the flat tensors of a slot in the file of `rank`, one tensor per group."""
-    states = files.base(rank)["state"]
-    if not isinstance(states, Mapping):
-        raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
-    if not all(isinstance(key, int) for key in states):
-        raise files.fail(f"'state' of rank {rank} has other keys than numbers")
-    rows: list[Tensor] = []
-    for key in sorted(states):
-        label = f"{slot!r} of group {key} of rank {rank}"
-        rows.append(files.row(_get_entry(states[key], slot, Tensor), label))
-    return rows
+    """Return the tensors of a slot that `rank` saved, flattened: one per group, in group order."""
+    return [
+        files.row(_get_entry(entries, slot, Tensor), f"{slot!r} of group {key} of rank {rank}")
+        for key, entries in _sort_states(files, rank)
+    ]
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
     """Return one step count per parameter, read from the state or the options of its group.
 
-    In stage 3, the first group's state has the step count of all groups. Raise if a count is
-    missing.
+    States are in the order of their keys, as slots are. In stage 3, the state of the first group
+    counts for all groups. Raise if a count is missing.
     """
-    # `_list_slots` has checked that this is a dict.
-    states = files.base(0)["state"]
-    values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
+    states = [entries for _, entries in _sort_states(files, 0)]
+    values = [entries.get("step") if isinstance(entries, Mapping) else None for entries in states]
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []
     for index, shapes in enumerate(files.shapes):

@@ -77,15 +77,18 @@ def power_after(beta: Any, steps: int) -> Any:
 def steps_of(power: Any, beta: Any) -> int | None:
     """Return the only step count after which the power of `beta` is `power`; else None.
 
-    Several step counts give a power of 0, or a power that rounding leaves unchanged.
+    The count is unknown if no step count gives `power`, or if several do: `power` is 0, or `beta`
+    is 1.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
+    # No two normal powers are equal: `power * beta` is below `power` by at least half a unit in its
+    # last place, and a tie is possible only at a power of 2, whose neighbor below is that near.
     offset = 0
     for block in power_blocks(beta):
         indices = np.flatnonzero(block == power)
         if len(indices):
-            return offset + int(indices[0]) if len(indices) == 1 else None
+            return offset + int(indices[0])
         offset += len(block)
         # Powers decrease, so all later powers are smaller, too.
         if block[-1] < power or offset > _MAX_STEPS:

@@ -129,7 +129,9 @@ class StepWatch:
             writers = [diagnosed.get(id(group), group) for group in plan.groups]
             if diagnosed:
                 calls = [call for writer in writers for call in writer.make_calls(columns)]
-                rounds = iter([WriteRound(range(len(owner_params)), [*calls, plan.mark_written])])
+                calls.append(plan.mark_written)
+                members = range(len(owner_params))
+                rounds = iter([WriteRound(members, calls, plan.memory_checks())])
         if remaining:
             measurements = [
                 VariableDiagnostics(request, index, columns, stages) for index in remaining

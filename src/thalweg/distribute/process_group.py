@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, distributed
 
 from thalweg._base.context_managers import no_grad
-from thalweg.errors import CheckpointWriteError, InvalidTypeError, ReplicaLostError
+from thalweg.errors import (
+    CheckpointWriteError,
+    FailedPreconditionError,
+    InvalidTypeError,
+    ReplicaLostError,
+)
 
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -51,7 +56,8 @@ class Ranks:
             )
         self._timeout = None if timeout is None else timedelta(seconds=timeout)
         self._loss_message: str | None = None
-        self._group = group
+        # Torch holds a group until it is destroyed; a reference here would keep its threads.
+        self._group_ref = None if group is None else weakref.ref(group)
         if group is None and not single and not has_group():
             _join_torchrun(self._timeout)
         is_single = single or (group is None and not has_group())
@@ -62,6 +68,14 @@ class Ranks:
         self._is_gloo = backend == "gloo"
         if backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def _group(self) -> Any:
+        """Process group, or None for the default group; raise RuntimeError if it was destroyed."""
+        group = None if self._group_ref is None else self._group_ref()
+        if group is None and self._group_ref is not None:
+            raise FailedPreconditionError("the process group was destroyed")
+        return group
 
     @property
     def is_alone(self) -> bool:

@@ -269,6 +269,7 @@ class Reducer:
             # The other ranks wait for this rank's buckets before they read its error.
             self._end_backward()
             raise_on_all(self._ranks, PendingCollective.STEP, error)
+            raise
         # An interrupted rank cannot wait for the others.
         except BaseException:
             if self._has_backward_started:

@@ -35,8 +35,9 @@ def register() -> tuple[str, ...]:
     ends in "_8bit" stores the state in 8 bits. The options "lr", "betas", "eps" and "weight_decay"
     come from the `TrainingArguments`. `optim_args` sets further options, such as "ema_decay=0.999".
     Optimizers for matrices, such as Muon, get the groups of `for_model`; "adamw={'lr': 1e-4}" in
-    `optim_args` sets options of their AdamW. Call `register` before the arguments are parsed; a
-    second call does nothing.
+    `optim_args` sets options of their AdamW. The Trainer splits `optim_args` at each comma, so that
+    values with commas need `optimizer_cls_and_kwargs`. Call `register` before the arguments are
+    parsed; a second call does nothing.
 
     Returns:
         All registered names.
@@ -54,7 +55,7 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
     """Return the Trainer's argument `optimizer_cls_and_kwargs` for the name of an optimizer.
 
     A call of `register` is not required. Options come from `args` and `args.optim_args`, as
-    `register` describes.
+    `register` describes; here, values such as "betas=(0.9,0.95)" may contain commas.
 
     Args:
         name: A name that `register` returns, such as "thalweg_adamw_8bit".
@@ -65,7 +66,7 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
         `function()` returns the method `for_model` of the class.
 
     Raises:
-        InvalidArgumentError: The name is unknown, or an entry of `optim_args` is not "key=value".
+        InvalidArgumentError: The name is unknown, or `optim_args` is not "key=value,key=value".
     """
     if name not in _SETTINGS:
         raise InvalidArgumentError(
@@ -136,12 +137,13 @@ def _added_member(name: str) -> Any:
 
 
 def _read_options(text: str | None) -> dict[str, Any]:
-    """Return {option: value} from a text such as "ema_decay=0.999,nesterov=true".
+    """Return {option: value} from a text such as "ema_decay=0.999,betas=(0.9,0.95)".
 
-    Raise InvalidArgumentError if an entry has no "=".
+    Raises:
+        InvalidArgumentError: An entry has no "=", or brackets are not closed.
     """
     options: dict[str, Any] = {}
-    for entry in (text or "").replace(" ", "").split(","):
+    for entry in _split_entries((text or "").replace(" ", "")):
         key, separator, setting = entry.partition("=")
         if separator:
             options[key] = _read(setting)
@@ -150,6 +152,22 @@ def _read_options(text: str | None) -> dict[str, Any]:
                 f"optim_args has {show_value(entry)}; an entry is key=value, after a comma."
             )
     return options
+
+
+def _split_entries(text: str) -> list[str]:
+    """Split a text at the commas outside of brackets; raise if brackets are not closed."""
+    entries, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            entries.append("")
+        else:
+            entries[-1] += character
+    if depth:
+        raise InvalidArgumentError(
+            f"optim_args has brackets that do not match: {show_value(text)}."
+        )
+    return entries
 
 
 def _read(text: str) -> Any:

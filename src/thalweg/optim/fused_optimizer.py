@@ -49,7 +49,7 @@ from thalweg.errors import (
 from thalweg.formula import Rule
 from thalweg.optim.custom_op import forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
-from thalweg.optim.grad_scaler import annotate_errors
+from thalweg.optim.grad_scaler import StepNotes, annotate_errors
 from thalweg.optim.group_checks import GroupChecks
 from thalweg.optim.group_options import check_options_held
 from thalweg.optim.param_scalars import STEP
@@ -352,10 +352,14 @@ class FusedOptimizer(GroupChecks):
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @annotate_errors
-    def _step(self, closure: Callable[[], object] | None = None) -> Any:
+    def _step(self, closure: Callable[[], object] | None, results: StepNotes) -> Any:
         """Call the closure and take a step; return the closure's result, or None.
 
         Repeat the last step by a replay if possible; otherwise run all checks.
+
+        Args:
+            closure: As in `step`.
+            results: Receives the result of `_describe_progress` after the step.
         """
         # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
@@ -373,21 +377,42 @@ class FusedOptimizer(GroupChecks):
                 from thalweg.optim.step_in_backward import apply_fetched
             apply_fetched(self)
         with cache.lock:
-            has_sets = cache.sets is not None
-            if has_sets:
-                with importing:
-                    from thalweg.optim.absent_gradients import select_set
-                select_set(self)
-            is_due = bool(cache.due_adapters) or cache.changes.needs_plan
-            # In all other cases `step` has just tried the replay in vain.
-            may_replay = closure is not None or is_due or has_sets
-            if may_replay and self.step_options.accumulate == 1 and self._try_replay():
-                return loss
-            # The replay has counted steps that the optimizer has not yet.
-            cache.settle()
-            with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
-                self._step_carefully()
+            # Before anything changes, as the outer step may be replayed.
+            check_no_step(cache, type(self).__name__, "A step")
+            self._run_noted(partial(self._step_locked, closure is not None), results)
         return loss
+
+    def _step_locked(self, has_closure: bool) -> None:
+        """Take a step by a replay if possible, else with all checks; the caller holds the lock."""
+        cache = self.step_cache
+        has_sets = cache.sets is not None
+        if has_sets:
+            with importing:
+                from thalweg.optim.absent_gradients import select_set
+            select_set(self)
+        is_due = bool(cache.due_adapters) or cache.changes.needs_plan
+        # In all other cases `step` has just tried the replay in vain.
+        may_replay = has_closure or is_due or has_sets
+        if may_replay and self.step_options.accumulate == 1 and self._try_replay():
+            return
+        # The replay has counted steps that the optimizer has not yet.
+        cache.settle()
+        with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
+            self._step_carefully()
+
+    def _run_noted(self, work: Call, results: StepNotes) -> None:
+        """Call `work`, and append what it has written to `results`, also if it raises.
+
+        The caller holds the lock, without which steps of other threads would count, too.
+        """
+        cache = self.step_cache
+        cache.progress, cache.is_folded, total = (), False, cache.total
+        try:
+            work()
+            results.append(self._describe_progress(total))
+        except BaseException:
+            results.append(self._describe_progress(total))
+            raise
 
     def _note_loss(self, loss: object) -> None:
         """Report the loss of a closure to the diagnostics and to `spikes`."""
@@ -613,16 +638,15 @@ class FusedOptimizer(GroupChecks):
             )
 
     def _apply_alone(self, param: Tensor) -> None:
-        """Update one parameter in the backward pass; add a note about progress to any error."""
-        cache = self.step_cache
-        cache.progress = ()
+        """Update one parameter in the backward pass; add a note to an error: what was written."""
+        cache, results = self.step_cache, StepNotes()
         try:
             self._check_alone()
             with cache.lock, one_step_at_a_time(cache, type(self).__name__):
                 self.check_not_swapped(_SWAPPED_STEP)
-                self._take_step(param)
+                self._run_noted(partial(self._take_step, param), results)
         except BaseException as error:
-            self._add_progress_note(error)
+            self._add_progress_note(error, results)
             raise
 
     def _end_step(self) -> None:
@@ -730,19 +754,34 @@ class FusedOptimizer(GroupChecks):
             grad = summed(grad, grad.dtype, *titles_of([param]))
         return grad.to(param.dtype)
 
-    def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to a step's error that tells what was written and which gradients remain."""
+    def _describe_progress(self, total: int | None = None) -> tuple[Sequence[str], str]:
+        """Return ([a note on what the present step has written] or [], a note on sums or "").
+
+        Args:
+            total: `step_cache.total` before the step; None if the step has not begun.
+        """
         cache = self.step_cache
-        if cache.progress:
-            add_note(error, cache.progress)
-        elif cache.has_applied_grads:
-            add_note(error, [_WAS_APPLIED])
+        is_folded = total is not None and cache.is_folded
+        sums = _WAITING if cache.sums is not None else _FOLDED if is_folded else ""
+        if total is not None and cache.progress:
+            return cache.progress, sums
+        # The step was replayed in one call, and interrupted after the call.
+        if total is not None and cache.total != total:
+            return [f"{TAKEN}."], sums
+        return [_WAS_APPLIED] if cache.has_applied_grads else [], sums
+
+    def _add_progress_note(self, error: BaseException, results: StepNotes) -> None:
+        """Add a note to a step's error: what was written, which gradients stay in the state.
+
+        `results` has the result of `_describe_progress` first, or nothing if no step has begun.
+        """
+        written, sums = results[0] if results else self._describe_progress()
+        if written:
+            add_note(error, written)
         elif not says_committed(error):
             add_note(error, ())
-            if cache.sums is not None:
-                error.add_note(_WAITING)
-            elif cache.is_folded:
-                error.add_note(_FOLDED)
+            if sums:
+                error.add_note(sums)
 
     def _end_calls(
         self, grad_report: GradientReport, single_param: Tensor | None = None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thalweg._core.atomic_section import run
-from thalweg._core.commit import TAKEN
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.param_groups import Group
 from thalweg.optim.group_options import number
@@ -104,26 +103,28 @@ def forget_scale(optimizer: object) -> None:
         vars(optimizer).pop(name, None)
 
 
+# Results of `FusedOptimizer._describe_progress`.
+StepNotes = list[tuple[Sequence[str], str]]
+
+
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
     """Return a wrapper of `step` that adds notes about completed writes to errors.
 
-    On an error, the wrapper also removes the attributes that `torch.amp.GradScaler` has set. The
-    scaler removes them only on success, and would multiply the next scale by the old scale.
+    `step(optimizer, closure, results)` appends the result of `_describe_progress` to `results`.
+
+    An error also removes the scaler's attributes from the optimizer. `torch.amp.GradScaler` removes
+    them only after success, and would multiply a remaining scale by the next one.
     """
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
         """Take a step; on errors, add notes and clear the attributes of the scaler."""
-        cache = optimizer.step_cache
-        cache.progress, cache.is_folded, total = (), False, cache.total
+        results = StepNotes()
         try:
-            return step(optimizer, closure)
+            return step(optimizer, closure, results)
         except BaseException as error:
-            # The step was replayed in one call, and interrupted after the call.
-            if cache.total != total and not cache.progress:
-                cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
-            optimizer._add_progress_note(error)
+            optimizer._add_progress_note(error, results)
             raise
 
     return taken

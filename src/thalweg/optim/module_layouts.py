@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -18,6 +22,13 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _GATES = ((nn.LSTM, 4), (nn.LSTMCell, 4), (nn.GRU, 3), (nn.GRUCell, 3), (nn.RNNBase, 1))
 _ROUTER = re.compile(r"router|gating", re.IGNORECASE)
 _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
+
+_DIVIDERS = {
+    "split", "chunk", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit", "unbind",
+    "view", "reshape", "unflatten", "glu", "rearrange", "narrow", "select", "index_select",
+}  # fmt: skip
+_SIZES = {"size", "dim", "numel", "stride", "new_zeros", "new_ones", "new_empty", "new_full"}
+_LAYERS = re.compile(r"(Linear|Conv\dd)$")
 
 
 def class_decision(layers: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
@@ -89,19 +100,108 @@ def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
     if isinstance(parent, nn.Sequential):
         return list(parent.children())[-1] is not owner
     try:
-        source = inspect.getsource(type(parent))
-    except (OSError, TypeError):
+        source = textwrap.dedent(inspect.getsource(type(parent)))
+        tree = ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
         return False
-    calls = re.findall(rf"^(.*)\bself\.{attribute}\((.*)$", source, re.MULTILINE)
-    variables = [match[1] for begin, _ in calls if (match := re.match(r"\s*(\w+) = \S*$", begin))]
-    divides = r"\.(split|chunk|unbind|tensor_split|view|reshape|unflatten)\(|\(.*\)\["
-    if not calls or any(re.search(divides, end) for _, end in calls):
+    return uses_whole_outputs(tree, f"self.{attribute}")
+
+
+def uses_whole_outputs(tree: ast.AST, layer: str) -> bool:
+    """Return True if code calls a layer, such as "self.proj", and does not divide its outputs."""
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(node, ast.Call) and ast.unparse(node.func) == layer for node in nodes):
         return False
-    return not any(
-        re.search(rf"\b{variable}\s*(\.\w+\(.*\))*(\.(split|chunk|unbind|tensor_split|view|reshape)|\[)"
-                  rf"|(split|chunk|unbind)\({variable}\b", source)
-        for variable in variables
-    )  # fmt: skip
+    outputs = _Outputs(layer, {name for node in nodes if (name := _layer_made_in(node))}, set())
+    name_count = -1
+    # A variable may be used above its assignment, or by another function.
+    while len(outputs.names) > name_count:
+        name_count = len(outputs.names)
+        if any(_divides(node, outputs) for node in nodes):
+            return False
+    return True
+
+
+class _Outputs(NamedTuple):
+    """Outputs of a layer in the source of a class.
+
+    Attributes:
+        layer: The layer, such as "self.proj".
+        layers: All layers of the class whose outputs depend on all elements of their inputs.
+        names: The variables with outputs of the layer.
+    """
+
+    layer: str
+    layers: set[str]
+    names: set[str]
+
+
+def _layer_made_in(node: ast.AST) -> str:
+    """Return a name such as "self.proj" if a node assigns a `Linear` or a convolution, else ""."""
+    match node:
+        case ast.Assign(targets=[ast.Attribute() as target], value=ast.Call(func=func)) if (
+            _LAYERS.search(ast.unparse(func))
+        ):
+            return ast.unparse(target)
+        case _:
+            return ""
+
+
+def _divides(node: ast.AST, outputs: _Outputs) -> bool:
+    """Return True if a node divides outputs; add the variable that it assigns outputs to."""
+    holds = partial(_holds, outputs=outputs)
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name, value=value), args=args):
+            return name in _DIVIDERS and any(map(holds, [value, *args[:1]]))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return name in _DIVIDERS and any(map(holds, args[:1]))
+        # An element of a function's result, which may be a tuple.
+        case (
+            ast.Assign(targets=[ast.Tuple() | ast.List()], value=ast.Call(func=func))
+            | ast.Subscript(value=ast.Call(func=func), slice=ast.Constant())
+        ):
+            return ast.unparse(func) == outputs.layer
+        case (
+            ast.Subscript(value=value)
+            | ast.For(iter=value)
+            | ast.comprehension(iter=value)
+            | ast.Assign(targets=[ast.Tuple() | ast.List()], value=value)
+        ):
+            return holds(value)
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=value)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            | ast.NamedExpr(target=ast.Name(id=name), value=value)
+        ) if holds(value):
+            outputs.names.add(name)
+        case _:
+            pass
+    return False
+
+
+def _holds(value: ast.expr, outputs: _Outputs) -> bool:
+    """Return True if an expression may have the outputs, perhaps after functions of elements."""
+    holds = partial(_holds, outputs=outputs)
+    match value:
+        case ast.Name(id=name):
+            return name in outputs.names
+        case ast.NamedExpr(value=inner) | ast.UnaryOp(operand=inner):
+            return holds(inner)
+        # The right operand of a sum is often added to the residual stream.
+        case ast.BinOp(left=left, op=ast.Add()):
+            return holds(left)
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.Sub(), right=right):
+            return holds(left) or holds(right)
+        case ast.Call(func=func, args=args):
+            name = ast.unparse(func)
+            if name == outputs.layer:
+                return True
+            if name in outputs.layers or name.rpartition(".")[2] in _SIZES:
+                return False
+            operands = [func.value] if isinstance(func, ast.Attribute) else []
+            return any(map(holds, [*operands, *args[:1]]))
+        case _:
+            return False
 
 
 def unused_decision(layers: Iterable[nn.Module], leaf: str) -> str:

@@ -12,6 +12,7 @@ from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.param_groups import gradient_set_of
 from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.reentrance import Stepping
 from thalweg._core.replay import (
     ERRORS,
     GuardedStep,
@@ -151,7 +153,8 @@ class ReplayedStep:
         guards.releases_lock = not are_small(plans)
         self._write_guards(guards, gradients, idle_params)
         self._absent = {}
-        return True
+        places = (sub_step.accessed_places() for sub_step in sub_steps)
+        return guards.has_recorded(chain.from_iterable(places))
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs for the scalars of each step, such as its rate.
@@ -367,21 +370,23 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        former_count, cache = None, optimizer.step_cache
+        is_taken, cache = False, optimizer.step_cache
         try:
             with cache.lock:
+                # With the lock: other threads may take steps before and after.
+                former_count, stepping = self.snapshot.replay_counter.value, cache.stepping
                 try:
-                    # Not before: other threads may have taken steps while this one waited.
-                    former_count = self.snapshot.replay_counter.value
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
-                    return self._take(optimizer, optimizer.__dict__, cache, flags)
+                    is_taken = self._take(optimizer, optimizer.__dict__, cache, flags)
                 except BaseException:
                     # An interrupted step may have left scalars of two steps in the kernels.
+                    is_taken = self.snapshot.replay_count != former_count
+                    cache.stepping = stepping
                     cache.forget_replay()
                     forget_scale(optimizer)
                     raise
+            return is_taken
         except BaseException as error:
-            is_taken = former_count not in (None, self.snapshot.replay_count)
             add_note(error, [f"{TAKEN}."] if is_taken else ())
             raise
 
@@ -415,11 +420,10 @@ class ReplayedStep:
                 self.launches.set_threads(self.snapshot)
             pairs = self._hold_gradients() if self.snapshot.releases_lock else None
             if self._passes:
-                status = self._replay((self.snapshot.replay_count, pairs, (), flags))
+                status = self._replay(cache, (self.snapshot.replay_count, pairs, (), flags))
             else:
-                status = self.snapshot.replay(
-                    pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
-                )
+                call_args = replay_kernel.ANY_STEP, pairs, (), flags
+                status = self._call_native(cache, replay_kernel.FULL_STEP, call_args)
             if status:
                 self._drop(optimizer, status)
                 return False
@@ -427,7 +431,31 @@ class ReplayedStep:
             return True
         return self._take_with_scalars(optimizer, fields, flags)
 
-    def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
+    def _call_native(
+        self, cache: Any, part: int, call_args: tuple[int, Any, Sequence[Call], int]
+    ) -> int:
+        """Run the native call of the update; return 0, or the status of a refusal.
+
+        If the update consists of several calls, the garbage collector may run finalizers between
+        them. `cache.stepping` then makes a step within this step raise an error.
+
+        Args:
+            cache: The step cache of the optimizer.
+            part: A constant of `replay_kernel`, for `GuardTable.replay`.
+            call_args: As for `_replay`.
+        """
+        guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
+        is_marked = cache.stepping is not None or not (end_calls or guards.releases_lock)
+        if is_marked:
+            return guards.replay(pairs, step_count, part, end_calls, flags)
+        stepping = Stepping()
+        cache.stepping = ref(stepping)
+        status = guards.replay(pairs, step_count, part, end_calls, flags)
+        # After an exception, `take` does this.
+        cache.stepping = None
+        return status
+
+    def _replay(self, cache: Any, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
         """Run the native calls of passes (stages before the update) and of the update.
 
         Return 0 if the step was taken, else the constant of the guard that failed.
@@ -445,7 +473,7 @@ class ReplayedStep:
             if status:
                 return status
             writes += slot_writes
-        return guards.replay(pairs, step_count, part, [*writes, *end_calls], flags)
+        return self._call_native(cache, part, (step_count, pairs, [*writes, *end_calls], flags))
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Take a step that needs Python code for gradient sums, transforms or scalars.
@@ -532,7 +560,8 @@ class ReplayedStep:
         except ERRORS:
             return None
         self.launches.set_threads(snapshot)
-        status = self._replay((step_count, pairs, [*end_calls, *judge_calls], flags))
+        native_args = step_count, pairs, [*end_calls, *judge_calls], flags
+        status = self._replay(optimizer.step_cache, native_args)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:

@@ -20,7 +20,16 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import concat_split, matrix_products
 from thalweg.tf.concat_split import *
 from thalweg.tf.concat_split import as_known_int
-from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, set_static, sizes, tensor
+from thalweg.tf.convert import (
+    call,
+    is_tensor,
+    named_in_graphs,
+    newer_axis,
+    pair,
+    set_static,
+    sizes,
+    tensor,
+)
 from thalweg.tf.matrix_products import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
@@ -295,7 +304,7 @@ def expand_dims(
     input: object, axis: object = None, name: str | None = None, dim: int | None = None
 ) -> Tensor:
     """Insert a dimension of size 1; `dim` is the old name of `axis`."""
-    position = as_known_int(dim if axis is None else axis)
+    position = as_known_int(newer_axis(axis, dim, "dim"))
     return call(torch.unsqueeze, tensor(input), position, name=name or "ExpandDims")
 
 
@@ -307,7 +316,7 @@ def squeeze(
     `squeeze_dims` is the old name of `axis`. Raise InvalidArgumentError if a dimension in `axis`
     has a size other than 1.
     """
-    axis = squeeze_dims if axis is None else axis
+    axis = newer_axis(axis, squeeze_dims, "squeeze_dims")
     axes = () if axis is None else sizes(axis)
     source = tensor(input)
 
@@ -384,29 +393,59 @@ def gather(
         batch_dims: Number of leading dimensions that `params` and `indices` share.
 
     Raises:
-        InvalidArgumentError: On the CPU, an index is out of range.
+        InvalidArgumentError: The leading dimensions differ, `axis` is one of them, or on the CPU an
+            index is out of range.
     """
     gather_axis = batch_dims if axis is None else as_known_int(axis)
     if gather_axis == 0 and not batch_dims:
         return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
     def pick(operand: Tensor, positions: Tensor) -> Tensor:
+        axis = gather_axis % operand.dim()
         if not batch_dims:
-            return _pick_rows(operand, positions, gather_axis)
-        lead, inner = operand.shape[:batch_dims], gather_axis % operand.dim() - batch_dims
-        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (operand, positions)), strict=True)
-        return torch.stack([_pick_rows(src, rows, inner) for src, rows in pairs]).unflatten(0, lead)
+            return _pick_rows(operand, positions, axis)
+        return _pick_in_batches(operand, positions, axis, batch_dims)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
 def _pick_rows(operand: Tensor, positions: Tensor, axis: int) -> Tensor:
-    axis, rows = axis % operand.dim(), positions.reshape(-1)
-    # On a GPU the check would wait for the device.
-    if rows.device.type == "cpu":
-        IndexedSlices(rows, rows).check_range(operand.shape[axis])
+    rows = positions.reshape(-1)
+    _check_range(rows, operand.shape[axis])
     picked = operand.index_select(axis, rows)
     return picked.reshape(*operand.shape[:axis], *positions.shape, *operand.shape[axis + 1 :])
+
+
+def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: int) -> Tensor:
+    """Return `_pick_rows` of each batch; `batch_dims` is the number of leading dimensions."""
+    check_batch(operand, positions, batch_dims)
+    if axis < batch_dims:
+        raise InvalidArgumentError(f"axis must be at least batch_dims={batch_dims}, not {axis}.")
+    lead, row_count = operand.shape[:batch_dims], operand.shape[axis]
+    _check_range(positions.reshape(-1), row_count)
+    # One table of the rows of all batches: row i of batch k is row `k * row_count + i`.
+    table = operand.movedim(axis, batch_dims).flatten(0, batch_dims)
+    firsts = torch.arange(lead.numel(), device=positions.device) * row_count
+    rows = positions + firsts.view(*lead, *[1] * (positions.dim() - batch_dims))
+    picked = table.index_select(0, rows.reshape(-1)).unflatten(0, positions.shape)
+    outer = [*builtins.range(batch_dims, axis)]
+    return picked.movedim([dim + positions.dim() - batch_dims for dim in outer], outer).contiguous()
+
+
+def _check_range(rows: Tensor, row_count: int) -> None:
+    # On a GPU the check would wait for the device.
+    if rows.device.type == "cpu":
+        IndexedSlices(rows, rows).check_range(row_count)
+
+
+def check_batch(operand: Tensor, positions: Tensor, batch_dims: int) -> None:
+    """Raise InvalidArgumentError if two tensors differ in their first `batch_dims` sizes."""
+    lead = operand.shape[:batch_dims]
+    if len(lead) < batch_dims or lead != positions.shape[:batch_dims]:
+        raise InvalidArgumentError(
+            f"params and indices must share {batch_dims} leading dimensions, not have shapes"
+            f" {tuple(operand.shape)} and {tuple(positions.shape)}."
+        )
 
 
 # An argument of `reshape` has the name `tensor`.

@@ -23,14 +23,23 @@ __all__ = ["concat", "split", "stack", "unstack"]
 def concat(values: object, axis: object, name: str | None = None) -> Tensor:
     """Concatenate tensors along an axis; arrays take the dtype of the tensors."""
     pieces = tensors_alike(values if isinstance(values, list | tuple) else [values])
+    if not pieces:
+        raise InvalidArgumentError("values of concat must be a list of at least one tensor.")
     dim = as_known_int(axis)
     return call(lambda *tensors: torch.cat(tensors, dim), *pieces, name=name or "concat")
 
 
 def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Tensor:
-    """Stack tensors of one shape along a new axis; arrays take the dtype of the tensors."""
+    """Stack tensors of one shape along a new axis; arrays take the dtype of the tensors.
+
+    Without tensors, return a float32 vector of no elements, and raise InvalidArgumentError if the
+    axis is not 0.
+    """
     name = name or "stack"
-    return stacked(tensors_alike(values), axis, name)
+    pieces = tensors_alike(values)
+    if not pieces and axis:
+        raise InvalidArgumentError(f"stack along axis {axis} needs at least one tensor.")
+    return stacked(pieces, axis, name) if pieces else tensor([], name=name)
 
 
 def unstack(

@@ -18,7 +18,7 @@ from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._core.nest import leaves_of
 from thalweg._graph.default_graph import has_symbol
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import as_asked, check_held, tensor_of, to_tensor
 
@@ -90,6 +90,16 @@ def _is_array(value: object) -> bool:
 def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -> Tensor:
     """Stack tensors along a new dimension."""
     return call(lambda *parts: torch.stack(parts, axis), *tensors, name=name or "stack")
+
+
+def newer_axis(axis: Any, older_axis: Any, older_name: str) -> Any:
+    """Return `axis`, or if it is None the argument that has its older name.
+
+    Raise InvalidArgumentError if neither is None.
+    """
+    if axis is not None and older_axis is not None:
+        raise InvalidArgumentError(f"Cannot specify both '{older_name}' and 'axis'.")
+    return older_axis if axis is None else axis
 
 
 def pair(x: object, y: object) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from thalweg import _graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf import convolution, normalization, operators, ranking, sampled_losses
 from thalweg.tf.clipping import global_norm
-from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor
+from thalweg.tf.convert import call, is_tensor, named_in_graphs, newer_axis, pair, sizes, tensor
 from thalweg.tf.convolution import *
 from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
@@ -97,15 +97,16 @@ def softmax_cross_entropy_with_logits(
 def cross_entropy(
     labels: object,
     logits: object,
-    axis: int | None = -1,
+    axis: int | None = None,
     name: str | None = None,
     dim: int | None = None,
 ) -> Tensor:
     """Return the cross entropy of `labels` and `softmax(logits)`, differentiable in labels, too.
 
-    `dim` is an older name of `axis`.
+    `axis` is by default the last one; `dim` is its older name.
     """
-    class_axis = dim if dim is not None else -1 if axis is None else axis
+    axis = newer_axis(axis, dim, "dim")
+    class_axis = -1 if axis is None else axis
 
     def entropy(logit: Tensor, label: Tensor) -> Tensor:
         return -(label * torch.log_softmax(logit, class_axis)).sum(class_axis)

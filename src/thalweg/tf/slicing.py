@@ -15,6 +15,7 @@ from thalweg._base.showing import show_value
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg.errors import InvalidArgumentError
+from thalweg.tf.arrays import check_batch
 from thalweg.tf.arrays import shape as shape_of
 from thalweg.tf.convert import call, is_tensor, pair, set_static, sizes, tensor
 from thalweg.tf.elementwise import cast
@@ -218,21 +219,21 @@ def gather_nd(
     """Return elements or slices of `params`; the last dimension of `indices` has index tuples.
 
     `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
-    InvalidArgumentError for any other `batch_dims`, or on the CPU for an index that is too large.
+    InvalidArgumentError if `batch_dims` is another number, the numbers of rows differ, or on the
+    CPU an index is too large.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
+        picked = indices_of(positions, x.shape[batch_dims:])
         if batch_dims:
-            return torch.stack([_pick_elements(*entry) for entry in zip(x, positions, strict=True)])
-        return _pick_elements(x, positions)
+            check_batch(x, positions, 1)
+            rows = torch.arange(len(x), device=x.device)
+            picked = (rows.view(-1, *[1] * (positions.dim() - 2)), *picked)
+        return x[picked]
 
     if batch_dims not in (0, 1):
         raise InvalidArgumentError("batch_dims of gather_nd must be 0 or 1.")
     return call(pick, tensor(params), tensor(indices), name=name or "GatherNd")
-
-
-def _pick_elements(x: Tensor, positions: Tensor) -> Tensor:
-    return x[indices_of(positions, x.shape)]
 
 
 def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:

@@ -324,17 +324,17 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
-    An error leaves an old file unchanged. The new file has the old file's read and write
-    permissions, restricted by the umask, and the old file's owner if the system allows it.
+    An error leaves the old file unchanged. The new file has the old file's permissions, and its
+    owner where the system allows it; the owner can always read and write.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.
     partial.unlink(missing_ok=True)
     old = path.stat() if path.exists() and not path.is_symlink() else None
     # Mode x fails if another user has created a file or link of this name meanwhile.
-    mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
+    mode = 0o666 if old is None else 0o600
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         if old is not None:
-            syscalls.give_ownership(file.fileno(), old)
+            syscalls.copy_access(file.fileno(), old)
         yield file
     partial.replace(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple
 from functools import partial
 from types import MappingProxyType
@@ -149,6 +149,7 @@ class GuardTable:
         self._lists: list[tuple[list[Any], Int64]] = []
         self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
         self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []  # of the tensors when they were added
         self._indices: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(replay_kernel.BLOCK, np.int64)
@@ -244,7 +245,25 @@ class GuardTable:
                 return None
             index = self._indices[id(tensor)] = len(self._tensors)
             self._tensors.append(tensor)
+            self._addresses.append(tensor.data_ptr())
         return index
+
+    def has_recorded(self, places: Iterable[tuple[Tensor, int]]) -> bool:
+        """Return True if the tensors were recorded at the addresses that launches access.
+
+        Another thread may have given a tensor other memory between the plan and `write_block`.
+
+        Args:
+            places: (tensor, address) pairs; tensors that were not added by `guard_tensor` are
+                skipped.
+        """
+        for tensor, address in (*zip(self._tensors, self._addresses, strict=True), *places):
+            index = self._indices.get(id(tensor))
+            if index is not None and tensor.numel():
+                data, offset = self.records[index, [replay_kernel.DATA, replay_kernel.OFFSET]]
+                if data + offset * tensor.element_size() != address:
+                    return False
+        return True
 
     def write_block(self, contents: GuardedStep) -> None:
         """Write all records to memory, and make `replay` callable.

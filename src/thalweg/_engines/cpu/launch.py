@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from thalweg._engines.cpu.compiled_loops import Loop
 
 
+# Kernels that update at most so many elements hold Python's lock: no other thread can free their
+# memory.
+LOCKED_ELEMENTS = 4 << 20
+
+
 class Compiled:
     """Compiled kernel.
 
@@ -51,11 +56,17 @@ class Compiled:
             flush: True if denormals are treated as zero.
         """
         argument = table.fill_argument(scalars, flush)
-        return self.bind_argument(argument, threads_for(len(table.bounds) - 1, table.elements))
+        threads = threads_for(len(table.bounds) - 1, table.elements)
+        return self.bind_argument(argument, threads, table.elements <= LOCKED_ELEMENTS)
 
-    def bind_argument(self, argument: int, threads: int) -> Callable[[], object]:
-        """Return a C function that calls the kernel with an argument on a number of threads."""
-        return openmp.call_on_team(self.address, argument, threads)
+    def bind_argument(
+        self, argument: int, threads: int, is_locked: bool = False
+    ) -> Callable[[], object]:
+        """Return a C function that calls the kernel with an argument on a number of threads.
+
+        If `is_locked` is True, the function holds Python's lock.
+        """
+        return openmp.call_on_team(self.address, argument, threads, is_locked)
 
     def run_on_threads(self, argument: int, threads: int) -> None:
         """Call the kernel with an argument on a number of threads."""

@@ -20,6 +20,10 @@ import torch
 from thalweg.errors import PerformanceWarning, warn
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_LOCKED_ENTRY = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_LOCKED_PARALLEL = ctypes.PYFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+)
 _SOFT = 1  # omp_pause_soft: settings stay
 
 
@@ -92,17 +96,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_dismiss_team, after_in_child=_record_fork)
 
 
-def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
-    """Return a C callable that runs `void f(void*)` on up to `threads` threads, without the GIL.
+def call_on_team(
+    address: int, argument: int, threads: int, is_locked: bool = False
+) -> Callable[[], object]:
+    """Return a C callable that runs `void f(void*)` on up to `threads` threads.
 
     Each thread calls `f` with the argument; `f` divides the work between the threads.
 
     Args:
-        address, argument: The address of `f`, and the address that `f` receives.
+        address, argument: The addresses of the C function and of its argument.
+        is_locked: True to hold Python's lock during the call.
     """
-    parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
+    parallel: Any = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:
-        return partial(ENTRY(address), argument)
+        return partial((_LOCKED_ENTRY if is_locked else ENTRY)(address), argument)
+    if is_locked:
+        parallel = _LOCKED_PARALLEL(parallel_address())
     return partial(parallel, address, argument, threads, 0)
 
 

@@ -177,13 +177,14 @@ class ShortGroup(Group):
         """Compile kernels, and bind them to the slots of rows and columns of each member.
 
         Args:
-            slots: The slots of each member, in the rule's order.
-            are_separate: True if no gradient shares memory with slots. If False, kernels write to
-                copies of all slots. If True, kernels write to copies of slots that are not
-                contiguous or not aligned. `write_staged` copies back.
+            slots: The slots of each member, in the rule's order: aliases that only the caller has.
+                The group keeps their memory.
+            are_separate: True if no gradient shares memory with slots. If False, kernels write
+                copies of all slots. If True, they write copies of slots that are not contiguous or
+                aligned. `write_staged` copies back.
         """
         first = len(self._types)
-        self._staged_slots = []
+        self._slots, self._staged_slots = slots, []
         kinds: dict[tuple[str, ...], list[int]] = {}
         for member, member_slots in enumerate(slots):
             for index, slot in enumerate(member_slots):

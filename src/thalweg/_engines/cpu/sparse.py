@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
@@ -75,8 +74,8 @@ class SparsePlan(RowsPlan):
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
 
     def point_at(self, slices: IndexedSlices) -> None:
-        indices = layout.as_packed(slices.indices)
-        bad = self._group_by_row(layout.as_packed(slices.values), indices)
+        values, indices = self._pack(slices)
+        bad = self._group_by_row(values, indices)
         # A callback may have changed an index since validation.
         if bad >= 0:
             raise InvalidArgumentError(
@@ -123,7 +122,7 @@ class SparsePlan(RowsPlan):
         elements = self.values.numel()
         if not elements:
             return []
-        self._base[1] = self.values.data_ptr()
+        self._base[1] = self._values_address
         self._scalars[0] = [scalars[name] for name in kernel.scalars]
         rows_per_slice = max(SHARE // max(width, 1), 1)
         slices = -(-groups // rows_per_slice)
@@ -135,7 +134,8 @@ class SparsePlan(RowsPlan):
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
         argument[:5] = 0, slices, self._flush, groups, rows_per_slice
         argument[13] = 0
-        return [kernel.bind_argument(self._address, threads)]
+        is_locked = elements <= launch.LOCKED_ELEMENTS
+        return [kernel.bind_argument(self._address, threads, is_locked)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         """Return a call that updates all rows that are not among the gradient's indices."""

@@ -16,6 +16,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
+from thalweg._engines.held_memory import check_access, check_call, hold_memory, moved_error
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import (
     Call,
@@ -56,31 +57,38 @@ class RowsPlan(ABC):
 
     Attributes:
         written: [variable, *slots], followed by the low-precision copy if there is one.
+        var: An alias of the variable, whose memory other threads cannot replace.
     """
 
     def __init__(self, request: StepRequest) -> None:
-        (var,), (slots,), (grad,) = request.variables, request.slots, request.gradients
+        aliases = hold_memory(request)
+        (var,), (slots,), (grad,) = aliases.variables, aliases.slots, aliases.gradients
+        self._request = aliases._replace(gradients=())
         self.rule = request.rule
         self.stages = request.stages
         self.var = var
-        self.slots = list(slots)
+        self.slots = list(request.slots[0])
         self._copy = copy = request.copies[0] if request.copies else None
+        self._copy_alias = aliases.copies[0] if aliases.copies else None
         self._from_copies = request.from_copies
         self._from_copy = copy is not None and request.from_copies
         self._selection = request.selection
         self._flush = request.selection.denormals == "flush"
         self.compute = layout.compute_dtype(var.dtype)
         self._kind = grad.dtype
-        self.written = [var, *slots] if copy is None else [var, *slots, copy]
+        self.written = [request.variables[0], *self.slots, *([] if copy is None else [copy])]
+        # The memory at the addresses of the kernels' tables.
+        self._aliases = [var, *slots, *([] if self._copy_alias is None else [self._copy_alias])]
         self._device = var.get_device()
         self._shape = var.shape
         self._row_shape = var.shape[1:]
         self._width = var.numel() // var.shape[0] if var.shape[0] else 0
-        self._pointers = self._read_addresses()
-        self._shapes = list(map(Tensor.size, self.written))
-        self._dtypes = [tensor.dtype for tensor in self.written]
-        self._storages = list(map(Tensor.untyped_storage, self.written))
+        self._pointers = list(map(Tensor.data_ptr, self._aliases))
+        check_access(aliases)
+        self._shapes = list(map(Tensor.size, self._aliases))
+        self._dtypes = [tensor.dtype for tensor in self._aliases]
         self._values: Tensor | None = None
+        self._values_address = 0
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
 
     def _describe_touched(self) -> Update:
@@ -111,14 +119,11 @@ class RowsPlan(ABC):
     def _storage_names(self) -> tuple[str, ...]:
         return tuple(layout.STORAGE_NAMES[dtype] for dtype in self._dtypes)
 
-    def _read_addresses(self) -> list[int]:
-        return list(map(Tensor.data_ptr, self.written))
-
     def _has_same_memory(self) -> bool:
         """Return True if the written tensors have the addresses, shapes and dtypes of the plan."""
         try:
             return (
-                self._read_addresses() == self._pointers
+                list(map(Tensor.data_ptr, self.written)) == self._pointers
                 and list(map(Tensor.size, self.written)) == self._shapes
                 and [tensor.dtype for tensor in self.written] == self._dtypes
                 and all(map(Tensor.is_contiguous, self.written))
@@ -135,7 +140,7 @@ class RowsPlan(ABC):
         if (
             request.rule is not self.rule
             or request.stages != self.stages
-            or request.variables[0] is not self.var
+            or request.variables[0] is not self.written[0]
             or request.selection != self._selection
             or (request.copies[0] if request.copies else None) is not self._copy
             or request.from_copies != self._from_copies
@@ -175,30 +180,47 @@ class RowsPlan(ABC):
             values_with_indices = values_and_indices(grad)
             if values_with_indices is None:
                 return False
-            values, indices = values_with_indices
-            if type(values) is not Tensor or type(indices) is not Tensor:
+            if {*map(type, values_with_indices)} != {Tensor}:
                 return False
+            values, indices = map(Tensor.detach, values_with_indices)
+            start = self._values_address = values.data_ptr()
             # `IndexedSlices` may have no shape.
             shape = grad.shape
-            size = indices.shape
             if (
                 (shape is not None and shape != self._shape)
-                or values.dtype is not self._kind
-                or indices.dtype not in _INDICES
-                or len(size) != 1
-                or values.shape != size + self._row_shape
-                or not size[0]
-                or not self._is_readable(values)
+                or not len(indices)
+                or not self._can_read(values, indices)
                 or not self._is_readable(indices)
             ):
                 return False
-            start = values.data_ptr()
         # Tensors without memory, such as fake ones, have no address.
         except RuntimeError:
             return False
         return layout.lie_apart(start, values.nbytes, bounds) and self._take_entries(
             values, indices
         )
+
+    def _can_read(self, values: Tensor, indices: Tensor) -> bool:
+        """Return True if kernels can read `values`, a row for each index."""
+        return (
+            values.dtype is self._kind
+            and indices.dtype in _INDICES
+            and indices.dim() == 1
+            and values.shape == indices.shape + self._row_shape
+            and (not len(values) or self._is_readable(values))
+        )
+
+    def _pack(self, slices: IndexedSlices) -> tuple[Tensor, Tensor]:
+        """Return values and indices in memory that kernels can read; copied only if necessary.
+
+        Raises:
+            LayoutError: Another thread has replaced them since the gradient was validated.
+        """
+        values, indices = layout.as_packed(slices.values), layout.as_packed(slices.indices)
+        self._values_address = values.data_ptr()
+        if not self._can_read(values, indices):
+            raise moved_error(self._request.titles, 0)
+        return values, indices
 
     def _is_readable(self, tensor: Tensor) -> bool:
         """Return True if kernels can read a tensor: on the plan's device, contiguous and aligned.
@@ -225,6 +247,7 @@ class RowsPlan(ABC):
 
         Raises:
             InvalidArgumentError: An index is out of range.
+            LayoutError: See `_pack`.
         """
 
     @property
@@ -252,8 +275,9 @@ class RowsPlan(ABC):
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
         var = self.var
-        if self._copy is not None and self._from_copies and variable_squares in reduction.formulas:
-            var = resumed(var, self._copy)
+        copy = self._copy_alias
+        if copy is not None and self._from_copies and variable_squares in reduction.formulas:
+            var = resumed(var, copy)
         stage_args = (
             reduction.stages,
             columns.scalars_of(0, self.compute),
@@ -271,6 +295,15 @@ class RowsPlan(ABC):
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return calls that update rows with entries; with `update_untouched`, also other rows."""
+
+    def memory_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of the plan and its gradient."""
+        addresses = [*self._pointers, self._values_address]
+        present = map(Tensor.data_ptr, [*self._aliases, self.values])
+        return [check_call(present, addresses, self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        raise moved_error(self._request.titles, 0)
 
     def release_gradients(self) -> None:
         self._values = None

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines import layout
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
@@ -81,7 +80,7 @@ class RowsPart(RowsPlan):
 
     def point_at(self, slices: IndexedSlices) -> None:
         """Bind the plan to a gradient with valid indices."""
-        self._values, self._indices = layout.as_packed(slices.values), slices.indices
+        self._values, self._indices = self._pack(slices)
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return functions that update the variable when they are called in order.
@@ -118,7 +117,7 @@ class RowsPart(RowsPlan):
         # With every row -1, no row differs from the one before the first, so no program begins one.
         if is_step_enabled is not None:
             rows = torch.where(is_step_enabled, rows, -1)
-        base, address = self._base, self.values.data_ptr()
+        base, address = self._base, self._values_address
         if base.host[1] != address:
             # Marked first: after an interruption in between the table is sent again.
             base.mark_changed()

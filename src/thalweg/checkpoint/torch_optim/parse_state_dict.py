@@ -139,7 +139,8 @@ def match_parameters(
         variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 
     Raises:
-        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer.
+        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer, or a
+            name does not have a variable of its own.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     names, tensors = _names_and_variables(
@@ -164,14 +165,30 @@ def _parameters_of(optimizer: Any) -> list[Tensor]:
 
 
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
-    """Return (names, variables); names are the keys of a dict, or None if there is no dict."""
-    names: list[str] | None = None
-    if isinstance(variables, Mapping):
-        mapping = cast("Mapping[Any, Any]", variables)
-        names, variables = list(mapping.keys()), list(mapping.values())
-    tensors = distinct(flatten(variables))
+    """Return (names, variables); names are the keys of a dict, or None if there is no dict.
+
+    Raise InvalidArgumentError if a name has no or several variables, or two names have the same.
+    """
+    if not isinstance(variables, Mapping):
+        tensors = distinct(flatten(variables))
+        check_variables(tensors)
+        return None, tensors
+    mapping = cast("Mapping[Any, Any]", variables)
+    nests = {name: flatten(variable) for name, variable in mapping.items()}
+    names_by_id: dict[int, list[str]] = {}
+    for name, nest in nests.items():
+        if len(nest) != 1:
+            raise InvalidArgumentError(f"{name!r} must name one variable, not {len(nest)}.")
+        names_by_id.setdefault(id(nest[0]), []).append(name)
+    for names in names_by_id.values():
+        if len(names) > 1:
+            raise InvalidArgumentError(
+                f"{' and '.join(map(repr, names))} name the same variable, which has one state:"
+                " give it one of torch's names."
+            )
+    tensors = [variable for (variable,) in nests.values()]
     check_variables(tensors)
-    return names, tensors
+    return list(nests), tensors
 
 
 def _names_of(variables: Sequence[Tensor]) -> list[str] | None:

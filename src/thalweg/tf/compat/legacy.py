@@ -193,11 +193,11 @@ def convert_to_tensor_or_indexed_slices(
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
     """Return elements of `x` where `condition` is true, else of `y`, which has the shape of `x`.
 
-    A vector `condition` selects rows. Without `x` or `y`, return the indices of true conditions.
-    Raise InvalidArgumentError if the shapes differ.
+    A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
+    Raise InvalidArgumentError if one of `x` and `y` is missing, or the shapes do not fit together.
     """
     if x is None or y is None:
-        return elementwise.where(condition, name=name)
+        return elementwise.where(condition, x, y, name)
 
     def choose(mask: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
         if if_true.shape != if_false.shape:

@@ -23,7 +23,6 @@ from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot
 from thalweg.tf.data.transformations import batches, checked, draw_below, padded, shuffle_elements
 from thalweg.variable import as_dtype
 
-_FOREVER = (None, -1)
 # The number of elements of an endless dataset.
 _INFINITE = math.inf
 Values = dict[Any, Any]
@@ -261,24 +260,26 @@ class Dataset:
         return self._add_step(step, count_after=lambda _: None)
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """Return the first elements, all for -1."""
-        prefix = self._slice_elements(0, None if count == -1 else int(count))
-        if self._count == _INFINITE and count != -1:
-            prefix._count = int(count)
+        """Return the first elements, all for a negative count."""
+        end = int(count) if count >= 0 else None
+        prefix = self._slice_elements(0, end)
+        if self._count == _INFINITE and end is not None:
+            prefix._count = end
         return prefix
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """Return a dataset without the first elements, empty for -1."""
-        return self._slice_elements(0, 0) if count == -1 else self._slice_elements(int(count))
+        """Return a dataset without the first elements, empty for a negative count."""
+        return self._slice_elements(0, 0) if count < 0 else self._slice_elements(int(count))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return a dataset of each `num_shards`-th element, from `index` on.
 
-        Raise InvalidArgumentError if `index` is not in [0, num_shards).
+        Raise InvalidArgumentError if `num_shards` is below 1, or `index` not in [0, num_shards).
         """
-        if not 0 <= int(index) < int(num_shards):
+        shard_count = checked("num_shards", num_shards)
+        if not 0 <= int(index) < shard_count:
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
-        return self._slice_elements(int(index), None, int(num_shards))
+        return self._slice_elements(int(index), None, shard_count)
 
     def _slice_elements(self, begin: int, end: int | None = None, step: int = 1) -> Dataset:
         return self._add_step(
@@ -367,10 +368,14 @@ class Dataset:
         return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Return a dataset of `count` repetitions of this dataset, endless for None and -1."""
+        """Return a dataset of the elements repeated `count` times.
+
+        None or a negative count repeats forever.
+        """
+        times = _INFINITE if count is None or count < 0 else int(count)
 
         def start(values: Values) -> Iterator[Any]:
-            for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):
+            for _ in itertools.count() if times == _INFINITE else range(int(times)):
                 is_empty = True
                 for element in self._start(values):
                     is_empty = False
@@ -379,8 +384,8 @@ class Dataset:
                 if is_empty:
                     return
 
-        times = _INFINITE if count in _FOREVER else int(count or 0)
-        total = self._count * times if self._count and times else self._count and 0
+        # The product of 0 and infinity would be NaN.
+        total = 0 if not times or self._count == 0 else self._count and self._count * times
         return Dataset(start, lambda: self.element_spec, self._symbols, total)
 
     def shuffle(
@@ -432,8 +437,13 @@ class Dataset:
         dataset = Dataset(start, lambda: self.element_spec, self._symbols, self._count)
         return dataset
 
-    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Return the dataset unchanged: elements are computed on demand."""
+    def prefetch(self, buffer_size: Any, name: str | None = None) -> Dataset:
+        """Return the dataset unchanged: elements are computed on demand.
+
+        Raise InvalidArgumentError if `buffer_size` is below -1, which is `AUTOTUNE`.
+        """
+        if buffer_size is not None and not is_symbolic(buffer_size) and int(buffer_size) < -1:
+            raise InvalidArgumentError(f"buffer_size must be at least -1, not {buffer_size}.")
         return self
 
     def with_options(self, options: object, name: str | None = None) -> Dataset:

@@ -26,7 +26,12 @@ from thalweg._core.dtensor import is_imported
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg._core.grads_and_vars import Gradient, as_gradient, check_variables, distinct
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.replay_trigger import ReplayResult, note_repeated
+from thalweg._core.replay_trigger import (
+    ReplayResult,
+    note_repeated,
+    progress_of,
+    say_what_became,
+)
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
@@ -182,29 +187,47 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         is_simple = is_simple and not thread.strategies
         with self._turn_lock(), self._locked():
             cache = self._plans.now()
-            values = None if arguments.captured is None else arguments.captured[0]
-            replay = cache.replay if is_simple and transforms is NOTHING else None
-            step_args = (pairs, global_step, values, transforms)
-            if replay is not None and replay.take(self, cache, step_args):
-                return StepResult(True, [])
-            values = getattr(replay, "read", None) if values is None else values
-            # A hook called `apply_gradients`: the nested step uses the values of the outer step.
-            if values is None and self._under_way is not None:
-                values = self._under_way.values
-            with (
-                self._plans.one_step(self._name),
-                self._while_taking(self._make_hooks(global_step, arguments.name, values)) as hooks,
-            ):
-                is_shared = thread.strategies or self._slots.parts is not None or is_imported()
-                if sharing is None and is_shared:
-                    pairs, sharing = distribute.share_summed_step(
-                        self, pairs, hooks, transforms, self._describe(global_step)
-                    )
-                hooks.sharing, hooks.is_simple = sharing, is_simple
-                outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
-                if finished is not None:
-                    finished.append(hooks.finished)
-                return outcome
+            progress = progress_of(cache)
+            try:
+                values = None if arguments.captured is None else arguments.captured[0]
+                replay = cache.replay if is_simple and transforms is NOTHING else None
+                step_args = (pairs, global_step, values, transforms)
+                if replay is not None and replay.take(self, cache, step_args):
+                    return StepResult(True, [])
+                values = getattr(replay, "read", None) if values is None else values
+                # A hook called `apply_gradients`: this step uses the values of the outer step.
+                if values is None and self._under_way is not None:
+                    values = self._under_way.values
+                with (
+                    self._plans.one_step(self._name),
+                    self._while_taking(
+                        self._make_hooks(global_step, arguments.name, values)
+                    ) as hooks,
+                ):
+                    hooks.sharing, hooks.is_simple = sharing, is_simple
+                    outcome = self._take_shared(hooks, cache, pairs, transforms, copies)
+                    if finished is not None:
+                        finished.append(hooks.finished)
+                    return outcome
+            except BaseException as error:
+                say_what_became(error, cache, progress)
+                raise
+
+    def _take_shared(
+        self,
+        hooks: V1StepAdapter,
+        cache: PlanCache,
+        pairs: GradsAndVars,
+        transforms: GradientTransforms,
+        copies: Copies,
+    ) -> StepResult:
+        """Sum gradients over replicas or shards if necessary, then call `_take_planned`."""
+        is_shared = thread.strategies or self._slots.parts is not None or is_imported()
+        if hooks.sharing is None and is_shared:
+            pairs, hooks.sharing = distribute.share_summed_step(
+                self, pairs, hooks, transforms, self._describe(hooks.global_step)
+            )
+        return self._take_planned(hooks, cache, pairs, transforms, copies)
 
     def _take_planned(
         self,

@@ -12,10 +12,10 @@ import torch
 from thalweg import distribute
 from thalweg._base.execution_context import thread
 from thalweg._base.tracing import untraced
+from thalweg._core.commit import say_refused
 from thalweg._core.config_registry import OPTIMIZERS, Names
 from thalweg._core.grads_and_vars import as_pairs, flatten
 from thalweg._core.hyperparameters import is_function
-from thalweg._core.replay_trigger import count_replayed, say_what_became
 from thalweg._core.slot_dict_view import variable_key_in_graph
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._graph import deduplicated, executing_eagerly, get_default_graph, resolve
@@ -267,16 +267,16 @@ class Optimizer(DistributedApply, SlotOptimizer):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
-        # Compared after an error: a replay takes the step in native code, before it may raise.
-        cache = self._plans.now()
-        replay_count = count_replayed(cache)
         try:
-            if cache.replay is not None and self._take_again(grads_and_vars, global_step):
+            if self._plans.now().replay is not None and self._take_again(
+                grads_and_vars, global_step
+            ):
                 return None
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
+            # A step adds its notes itself, while its locks are held.
             if executing_eagerly():
-                say_what_became(error, cache, replay_count)
+                say_refused(error)
             raise
 
     # Set by each class whose `apply_gradients` does nothing that `_take` leaves out.

@@ -51,7 +51,7 @@ class V1StepAdapter(StepAdapter):
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
     ) -> None:
         super().__init__()
-        self._optimizer, self._global_step, self._name = optimizer, global_step, name
+        self._optimizer, self.global_step, self._name = optimizer, global_step, name
         self._values = values
         # Results of the update hooks, for `_finish`.
         self._results: list[object] = []
@@ -85,7 +85,7 @@ class V1StepAdapter(StepAdapter):
         ]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        check_global_step(self._global_step)
+        check_global_step(self.global_step)
         names = titles_of([var for _, var in pairs])
         check_pairs(pairs, names, scatter=self._optimizer._scatters(), narrow=narrow)
 
@@ -118,11 +118,11 @@ class V1StepAdapter(StepAdapter):
         results = self._results or [None] * self.updates
         scope = self._name if self._name.endswith("/") else f"{self._name}/"
         with EnableTorchFunction(), no_grad():
-            name = scope if self._global_step is None else "update"
+            name = scope if self.global_step is None else "update"
             self.finished = self._optimizer._finish(results, name)
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        optimizer, step = self._optimizer, self._global_step
+        optimizer, step = self._optimizer, self.global_step
         moves = [] if optimizer._finishes_itself() else [*optimizer._counting_moves(self.values)]
         if step is not None:
             moves.append((step, None))

@@ -20,7 +20,7 @@ from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import nn
 from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
-from thalweg.tf.convert import call, tensor
+from thalweg.tf.convert import call, newer_axis, tensor
 from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.signatures import with_common_arguments
@@ -220,7 +220,7 @@ def cosine_distance(
     Vectors along `axis` must have norm 1. `dim` is an older name of `axis`. Raise ValueError if no
     axis is given.
     """
-    dimension = dim if axis is None else axis
+    dimension = newer_axis(axis, dim, "dim")
     if dimension is None:
         raise InvalidArgumentError("You must specify 'axis'.")
 

@@ -150,7 +150,7 @@ def _read_idx(directory: Path, name: str) -> Any:
             f"There is no {name}.gz in '{directory}'. Put the four files of MNIST there: nothing is"
             " downloaded."
         )
-    rank = content[3] if content[:3] == b"\0\0\x08" else 0
+    rank = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     sizes = [int.from_bytes(content[4 * k : 4 * k + 4]) for k in range(1, rank + 1)]
     if not rank or len(content) != 4 + 4 * rank + math.prod(sizes):
         raise InvalidArgumentError(f"'{name}' in '{directory}' is no array of bytes in format IDX.")
