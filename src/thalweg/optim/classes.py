@@ -6,6 +6,8 @@ files.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,8 +31,8 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
     _sparse = "Adam does not support sparse gradients, please consider SparseAdam instead"
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
@@ -46,7 +48,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     _sparse = Adam._sparse
     # Groups and states of torch before 2.7 lack this key.
     fixed_options = {"decoupled_weight_decay": True}
-    _choose_rule = staticmethod(Adam._choose_rule)  # pyright: ignore[reportAssignmentType]
+    _choose_rule = Adam._choose_rule  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
 
 
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
@@ -65,8 +67,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     _counts = False
     _optional = _rowwise = ("momentum_buffer",)
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
         return rules.TORCH_SGD if group["momentum"] == 0 else rules.TORCH_MOMENTUM
 
     @staticmethod
@@ -90,7 +92,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             params = [param for param in group["params"] if param.grad is not None]
             names = parameter_names(self.param_groups, params)
             for param, name in zip(params, names, strict=True):
-                entries = self.state.get(param) or {}
+                entries: dict[str, Any] = self.state.get(param) or {}
                 momentum = entries.get("momentum_buffer")
                 if group["momentum"] == 0 or not isinstance(momentum, Tensor):
                     continue
@@ -120,8 +122,8 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 
     _sparse = "RMSprop does not support sparse gradients"
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
         centered = group["centered"]
         if group["momentum"] > 0:
             if centered:

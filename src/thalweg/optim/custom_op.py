@@ -26,7 +26,7 @@ from thalweg._core.options.update_targets import MASTER
 from thalweg._core.param_groups import params_of
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
-_dispatch: Any = torch._C
+_dispatch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _numbers = count()
 # Weak: a compiled graph keeps the handle, but must not keep the optimizer alive.
 _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -100,7 +100,7 @@ def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
     names = {slot.name for rule in optimizer._rules() for slot in rule.element_slots} | {MASTER}
     slots: dict[int, Tensor] = {}
     for param in params:
-        for name, value in (optimizer.state.get(param) or {}).items():
+        for name, value in (optimizer.state.get(param) or dict[str, Any]()).items():
             if name in names and isinstance(value, Tensor):
                 slot = value if value._base is None else value._base
                 slots[id(slot)] = slot
@@ -128,7 +128,7 @@ def can_be_taken(handle: str) -> bool:
 
 
 # Equals `torch.compiler.assume_constant_result`, whose call would import Dynamo.
-can_be_taken._dynamo_marked_constant = True
+can_be_taken._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -194,7 +194,7 @@ def _step(
         operands.check(taker)
 
 
-@_step.register_fake
+@_step.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(*args: object) -> None:
     return None
 

@@ -99,5 +99,5 @@ def _is_narrow(candidate: object) -> bool:
 
 def _storage(group: Mapping[str, Any]) -> Any:
     """Return the codecs that a group names, or None."""
-    storage = group.get("state_storage")
+    storage: Mapping[str, Any] | None = group.get("state_storage")
     return storage if isinstance(storage, Mapping) else None

@@ -5,7 +5,7 @@ Their state is sharded like the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> Loc
 
 
 @contextmanager
-def guard_ranks(optimizer: Any) -> Iterator[None]:
+def guard_ranks(optimizer: Any) -> Generator[None]:
     """Report an error in the `with` block to all ranks, so that no rank takes the step alone.
 
     In the block, `step_cache.team` of the optimizer is the process group. Do nothing if the
@@ -118,7 +118,7 @@ def cuts_blocks(param: Any, block: int) -> bool:
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     tensor = sharded_tensor(param)
-    last = param.dim() - 1
+    last: int = param.dim() - 1
     cuts_rows = [not p.is_replicate() and p.dim % param.dim() == last for p in tensor.placements]
     ranks = [range(n) if is_cut else range(1) for n, is_cut in zip(tensor.mesh_shape, cuts_rows)]
     indices = (tensor.shard(position) for position in product(*ranks))

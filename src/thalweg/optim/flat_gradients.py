@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from operator import is_
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from thalweg._core.state_allocation import laid_out
 from thalweg._engines.layout import all_have_memory, check_memory, check_parts
 from thalweg.variable import name_of
 
-_grad: Any = Tensor.grad.__get__  # pyright: ignore
+_grad: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # pyright: ignore
 
 
 class FlatGradients:

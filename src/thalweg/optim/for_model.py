@@ -43,7 +43,7 @@ def mixed_for_model(
             f"{rule}.for_model() takes no {names[0]!r}: layouts= has the matrices of parameters by"
             " name."
         )
-    if not isinstance(adamw, Mapping | None):
+    if not isinstance(adamw, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTypeError(
             "adamw must be a dictionary of options of AdamW, such as {'lr': 3e-4}, not"
             f" {show_value(adamw)}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
     states, problems = dict(saved_state["state"]), list[str]()
     for group, saved_group in zip(groups, saved_groups, strict=True):
         for param, key, label in members_here(optimizer, group, saved_group):
-            entries = cast("Mapping[str, Any]", states.get(key))
+            entries: Mapping[str, Any] | None = states.get(key)
             if not is_on_mesh(param) or not isinstance(entries, Mapping):
                 continue
             slots = _select_slots(optimizer, group, param)

@@ -325,9 +325,9 @@ class FusedTorchOptimizer(TorchGroups):
         return plan_with_absent(self, kind)
 
     def _make_adapter(
-        self, param_state: ParamState, params: Sequence[Tensor], places: list[int]
+        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
     ) -> TorchStepAdapter:
-        return TorchStepAdapter(self, param_state, params, places)
+        return TorchStepAdapter(self, param_state, params, group_indices)
 
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if the rule of `param_state` still updates the parameters of all groups.
@@ -358,7 +358,7 @@ class FusedTorchOptimizer(TorchGroups):
             params = params_of(self.param_groups)
             if self.step_options.kinds.device or device_of(params) is None:
                 return True
-        betas = group.get("betas")
+        betas: tuple[Any, ...] | list[Any] | None = group.get("betas")
         scalars = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
         has_tensors = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in scalars)
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))

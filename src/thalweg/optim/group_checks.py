@@ -146,41 +146,41 @@ class GroupChecks(GradScalerMixin):
         """Return the rules that update parameters of a group, with their options."""
         raise NotImplementedError
 
-    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+    def _check_options(self, group: Group, group_index: int, complete: bool = True) -> None:
         """Raise if a group lacks an option, or sets an option that only the constructor may set.
 
         Args:
-            place: The index of the group.
+            group_index: The index of the group.
             complete: False if torch adds defaults later, so that options may be missing.
 
         Raises:
             InvalidArgumentError: The group sets an option of the constructor.
             NotFoundError: An option is missing.
         """
-        problems = of_strange(group, self._invalid_options(group), place)
+        problems = of_strange(group, self._invalid_options(group), group_index)
         if problems:
             raise InvalidArgumentError(f"{problems[0]}.")
         lacking = complete and [n for n in self._wanted_options(group) if n not in group]
         if lacking:
-            raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+            raise NotFoundError(f"{lacking[0]!r} of group {group_index} is missing.")
 
     def _check_options_held(self) -> None:
         """Raise LayoutError if an option of a group is a tensor with freed storage."""
         for group in self.param_groups:
             check_options_held(group)
 
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
+    def _unfit_options(self, group: Group, group_index: int) -> list[str]:
         """Return messages about options with which no step of a group is possible; [] if none."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
-            return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
+            return [f"'{cut[0]}' of group {group_index} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
         try:
-            choices = [f"{reason} in group {place}" for reason in self.choice_faults(group)]
+            choices = [f"{reason} in group {group_index}" for reason in self.choice_faults(group)]
         except KeyError as error:
-            choices = [f"{error.args[0]!r} of group {place} is missing"]
+            choices = [f"{error.args[0]!r} of group {group_index} is missing"]
         return [
-            *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
-            *of_strange(group, self._invalid_options(group), place),
+            *of_options(group, self._wanted_options(group), kind._flags, group_index, kind._betas),
+            *of_strange(group, self._invalid_options(group), group_index),
             *choices,
         ]
 

@@ -19,9 +19,11 @@ def layout_of(group: Mapping[str, Any]) -> MatrixLayout | None:
     Raises:
         ValueError: An option is invalid, or both are set.
     """
-    heads, layout = group.get("heads"), as_layout(group.get("layout"))
-    if isinstance(heads, np.generic | np.ndarray | Tensor):
-        heads = heads.tolist()
+    option, layout = group.get("heads"), as_layout(group.get("layout"))
+    is_array = isinstance(option, np.generic | np.ndarray | Tensor)
+    heads: int | list[int] | tuple[int, ...] | None = (
+        cast("Any", option).tolist() if is_array else option
+    )
     if heads is None:
         return layout
     if layout is not None:
@@ -31,7 +33,7 @@ def layout_of(group: Mapping[str, Any]) -> MatrixLayout | None:
         )
     # A loaded file may have a list; layouts need tuples, which are hashable.
     if isinstance(heads, list):
-        heads = tuple(cast("list[int]", heads))
+        heads = tuple(heads)
     if not isinstance(heads, tuple):
         check_count("heads", heads)
     return MatrixLayout(rows=heads)

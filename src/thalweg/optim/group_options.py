@@ -9,7 +9,7 @@ from copy import copy
 from functools import cache
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -52,7 +52,9 @@ class Options:
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
         self._names, self._snapshot = list(group), list(group.values())
-        pairs = [pair for key, pair in group.items() if key in PAIRS and isinstance(pair, list)]
+        pairs: list[list[Any]] = [
+            pair for key, pair in group.items() if key in PAIRS and isinstance(pair, list)
+        ]
         self.lists = pairs
         # An item of a list can be replaced, so that copies are compared.
         self._lists = [(pair, [*pair]) for pair in pairs]
@@ -196,7 +198,7 @@ def number(value: Any) -> float:
 def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Yield (option, tensor) for all tensors in options, except parameters."""
     for name, value in options.items():
-        items: Any = value.values() if isinstance(value, dict) else value
+        items: Any = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
         if name == "params" or not isinstance(value, Tensor | list | tuple | dict):
             continue
         for item in (value,) if isinstance(value, Tensor) else items:
@@ -242,7 +244,7 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
         names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
-        items = value if key in PAIRS and type(value) is tuple else (value,)
+        items: tuple[Any, ...] = value if key in PAIRS and type(value) is tuple else (value,)  # pyright: ignore[reportUnknownVariableType]
         if all(name in hypers for name in names) and set(map(type, items)) <= FLOAT_CLASSES:
             entries[key] = names
     counts = Counter(chain.from_iterable(entries.values()))

@@ -76,8 +76,8 @@ class JudgedSteps(StepSource):
         report = LastStep(False, reason, cache.total)
         updates: dict[str, Any] = {"last_step": report, "progress": (f"{SKIPPED}.",)}
         updates |= {"report": GradientReport(), "last_apply_flag": None}
-        calls = [] if cache.sums is None else self.optimizer.clearing_sums()
-        return [*calls, partial(vars(cache).update, updates)]
+        calls: list[Call] = [] if cache.sums is None else self.optimizer.clearing_sums()
+        return [*calls, partial(cache.__dict__.update, updates)]
 
     def mean_over_ranks(self, loss: float) -> float:
         """Return the mean of `loss` over the ranks of the default process group.
@@ -130,5 +130,5 @@ def split_history(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str
     history = next((group[HISTORY] for group in groups if HISTORY in group), None)
     if history is not None:
         groups = [{n: x for n, x in group.items() if n != HISTORY} for group in groups]
-    calls = [] if judge is None else judge.loading_calls(history)
+    calls: list[Call] = [] if judge is None else judge.loading_calls(history)
     return {**saved_state, "param_groups": groups}, calls

@@ -67,7 +67,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
             if not matches:
                 raise KeyError(key)
             return matches[0]
-        return self._decisions[key]
+        return self._decisions[key]  # pyright: ignore[reportUnknownVariableType]
 
     def __len__(self) -> int:
         return len(self._decisions)

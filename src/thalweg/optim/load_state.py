@@ -277,14 +277,18 @@ def _make_twin(optimizer: Any) -> Any:
 
     The copy has no hooks, no options of this library, and a new step cache.
     """
-    cls: Any = type(optimizer)
+    cls = cast("Any", type(optimizer))
     twin = cls.__new__(cls)
     cache, options = twin.step_cache, cls.step_options
-    attributes = {**vars(optimizer), "step_cache": cache, "step_options": options}
+    attributes: dict[str, Any] = {
+        **optimizer.__dict__,
+        "step_cache": cache,
+        "step_options": options,
+    }
     # Hooks get the optimizer, not the twin, and are called by `load`.
     attributes |= {name: OrderedDict() for name in _HOOKS}
     cache.blocks = optimizer.step_cache.blocks
-    vars(twin).update(attributes, defaults=dict(optimizer.defaults))
+    twin.__dict__.update(attributes, defaults=dict(optimizer.defaults))
     return twin
 
 
@@ -292,11 +296,11 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
     """Return calls that replace state, groups and defaults of `optimizer` by those of `twin`."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
-    attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
+    attributes = {name: value for name, value in twin.__dict__.items() if name not in excluded}
     twin.step_options = optimizer.step_options
     return [
         partial(optimizer.defaults.update, twin.defaults),
-        partial(vars(optimizer).update, attributes),
+        partial(optimizer.__dict__.update, attributes),
         *optimizer.step_cache.operands.reading(twin),
     ]
 

@@ -175,7 +175,7 @@ def _optimizer_class(params: object, rule: object) -> Any:
             " defined for optimizers of thalweg.optim, and for parameters with a rule."
         )
     is_class = isinstance(rule, type) and issubclass(rule, FusedOptimizer)
-    return rule if is_class else kind_of(rule)
+    return rule if is_class else kind_of(rule)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 class _Twins:
@@ -203,7 +203,7 @@ class _Twins:
             return {**group, "params": [self.of(param) for param in params]}
         if isinstance(argument, tuple):
             return tuple(self.of(param_state) for param_state in cast("tuple[Any, ...]", argument))
-        return argument
+        return cast("Any", argument)
 
     def pairs(self, params: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, twin) for those of `params` that have a twin."""
@@ -220,15 +220,15 @@ def _twin_of(param: Tensor) -> Tensor:
 
 def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
     """Return a copy of an optimizer over twins of its parameters, without state."""
-    cls: Any = type(optimizer)
+    cls = cast("Any", type(optimizer))
     copy = cls.__new__(cls)
     cache = copy.step_cache
     class_options = {
         name: option for name, option in optimizer.step_options.on.items() if name not in _EXCLUDED
     }
     groups = [twins.of(group) for group in optimizer.param_groups]
-    vars(copy).update(vars(optimizer), step_cache=cache, param_groups=groups)
-    vars(copy).update(state=defaultdict(dict), step_options=StepOptions(**class_options))
+    copy.__dict__.update(optimizer.__dict__, step_cache=cache, param_groups=groups)
+    copy.__dict__.update(state=defaultdict(dict), step_options=StepOptions(**class_options))
     return copy
 
 

@@ -40,7 +40,7 @@ class MixedArguments(Arguments):
             # Torch's `__setstate__` adds options that older releases of torch did not save.
             if group.get("rule") in KINDS:
                 kind: Any = class_named(group["rule"])
-                group_state = {"state": {}, "param_groups": [group], "defaults": {}}
+                group_state: dict[str, Any] = {"state": {}, "param_groups": [group], "defaults": {}}
                 kind._torch.__setstate__(kind.__new__(kind), group_state)
 
 
@@ -96,11 +96,10 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             NotFoundError: The group has no rule.
             TypeError, ValueError: The rule or an option is invalid.
         """
-        candidate: object = param_group
         former_rules = self._named
         try:
             # Torch raises for other types.
-            if isinstance(candidate, dict):
+            if isinstance(param_group, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
                 index = len(self.param_groups)
                 if isinstance(rule := param_group.get("rule"), Rule):
                     self._named = _with_rule(former_rules, rule, index)
@@ -130,7 +129,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return self._kind_of(group)._initials_of_group(self, group)
 
     @property
-    def _has_means(self) -> bool:
+    def _has_means(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True if a group has a schedule-free rule."""
         return any(issubclass(self._kind_of(group), Means) for group in self.param_groups)
 
@@ -141,11 +140,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_named": self._named, "layouts": self.layouts}
 
-    def _unfit_options(self, group: Group, index: int) -> list[str]:
-        rule, current_rule = group.get("rule"), self.param_groups[index]["rule"]
+    def _unfit_options(self, group: Group, group_index: int) -> list[str]:
+        rule, current_rule = group.get("rule"), self.param_groups[group_index]["rule"]
         if rule != current_rule:
-            return [f"the rule of group {index} is {shown(rule)}, here {current_rule!r}"]
-        return super()._unfit_options(group, index)
+            return [f"the rule of group {group_index} is {shown(rule)}, here {current_rule!r}"]
+        return super()._unfit_options(group, group_index)
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return {option: reason against it} of a group's options that its rule does not have."""

@@ -1,5 +1,8 @@
 """Forward pass of a model on stand-ins without memory, which shows how weights are used."""
 
+# torch does not annotate `fork_rng`, and a module has no public dictionaries of its members.
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import inspect
@@ -7,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +125,7 @@ class StandIns:
         if cls.__name__.startswith("FSDP"):
             cls = next((base for base in cls.__mro__ if not base.__name__.startswith("FSDP")), cls)
         # `deepcopy` would copy the memory of weights; a constructor would need arguments.
-        new = object.__new__(cls)
+        new = cast("nn.Module", object.__new__(cls))
         self._copies[id(module)] = new
         new.__dict__ = dict(module.__dict__)
         # A patched `forward` is bound to the original module.
@@ -201,9 +204,9 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     If `inputs` is None, the arguments are token ids or zeros of shapes that fit the model.
     """
     if isinstance(inputs, Mapping):
-        return (), dict(inputs)
+        return (), dict(cast("Mapping[str, Any]", inputs))
     if inputs is not None:
-        return inputs if isinstance(inputs, tuple) else (inputs,), {}
+        return cast("tuple[Any, ...]", inputs) if isinstance(inputs, tuple) else (inputs,), {}
     names = inspect.signature(model.forward).parameters
     ids = torch.arange(_TOKENS, dtype=torch.int64, device="cpu")[None]
     kwargs: dict[str, Any] = {}
@@ -235,7 +238,7 @@ def _first_input(model: nn.Module) -> Tensor:
 
 def _image_size(model: nn.Module) -> tuple[int, int]:
     """Return (height, width) of a model's images from its config, or (64, 64)."""
-    options = getattr(model, "pretrained_cfg", None)
+    options: Mapping[str, Any] | None = getattr(model, "pretrained_cfg", None)
     if isinstance(options, Mapping) and "input_size" in options:
         return options["input_size"][-2:]
     for module in model.modules():

@@ -16,7 +16,7 @@ from thalweg._base.matrix_layout import MatrixLayout
 from thalweg.optim.selectors import EMBEDDINGS
 
 Decision = tuple[MatrixLayout | None, str]
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # `RNNBase` is last because `LSTM` and `GRU` are subclasses of it.
 _GATES = ((nn.LSTM, 4), (nn.LSTMCell, 4), (nn.GRU, 3), (nn.GRUCell, 3), (nn.RNNBase, 1))

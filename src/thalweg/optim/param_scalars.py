@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import Call, run
+from thalweg._core.param_groups import states_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import dtype_name
 
@@ -127,7 +128,7 @@ class Column(_StoredNumbers):
         if self.is_known and not self._is_on_host:
             return
         elements = self.block if self.places is None else self.block[self.places]
-        scalars = elements.tolist()
+        scalars: list[Any] = elements.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if not self.is_known or scalars != self.values:
             self.reads += 1
             # Torch computes with step counts as Python numbers; others keep the type of the block.
@@ -216,9 +217,9 @@ class ForeignColumn(_StoredNumbers):
     def read(self) -> None:
         devices = {view.device for view in self.views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
-            scalars = list(map(Tensor.item, self.views))
+            scalars: list[Any] = list(map(Tensor.item, self.views))
         else:
-            scalars = torch.stack(self.views).tolist()
+            scalars = torch.stack(self.views).tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         self.values = [kind(x) for kind, x in zip(self._scalars, scalars, strict=True)]
         self.common = self.values[0] if len({*scalars}) == 1 and self.kinds is None else None
 
@@ -326,7 +327,7 @@ class Blocks:
         # Writes by other processes do not change the version counter of this process.
         if _is_shared(block):
             return None
-        shares_storage = scalar.untyped_storage()._cdata == block.untyped_storage()._cdata
+        shares_storage = scalar.untyped_storage()._cdata == block.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
         return block if shares_storage and scalar.dtype == block.dtype else None
 
     def gather(
@@ -344,9 +345,8 @@ class Blocks:
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
-            for param, entries in state.items():
-                has_entries = isinstance(param, Tensor) and isinstance(entries, dict)
-                value = entries.get(name) if has_entries else None
+            for _, entries in states_of(state):
+                value = entries.get(name)
                 if not isinstance(value, Tensor) or not _is_plain(value):
                     continue
                 if self.have(value) == are_in_blocks:
@@ -374,4 +374,4 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _is_shared(tensor: Tensor) -> bool:
     """Return True for CPU memory shared by processes; torch calls GPU memory always shared."""
-    return tensor.device.type == "cpu" and tensor.is_shared()
+    return tensor.device.type == "cpu" and tensor.is_shared()  # pyright: ignore[reportUnknownVariableType]

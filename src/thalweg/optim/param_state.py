@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from thalweg.optim.device_param_scalars import DeviceColumn
 
 Entries = dict[str, Any]  # the state of one parameter
+_values = Entries.values
 AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
@@ -156,7 +157,7 @@ class ParamState:
     def _contains_exactly(self, last_values: Sequence[object]) -> bool:
         """Return True if the states' values are these objects, in order; ignore gradient sums."""
         state_entries = self._owners_without_sums()
-        values = chain.from_iterable(map(dict.values, state_entries))
+        values = chain.from_iterable(map(_values, state_entries))
         return sum(map(len, state_entries)) == len(last_values) and all(
             map(is_, values, last_values)
         )
@@ -509,5 +510,5 @@ class ParamState:
         self._fresh = {}
         self.lacked = {}
         self._states = list(state.values())
-        values = map(dict.values, self._owners_without_sums())
+        values = map(_values, self._owners_without_sums())
         self._settled_values = list(chain.from_iterable(values))

@@ -37,7 +37,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
         LayoutError: A slot has no memory.
     """
     candidate: object = optimizer
-    if not isinstance(candidate, FusedOptimizer):
+    if not isinstance(candidate, FusedOptimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = f"{type(candidate).__module__}.{type(candidate).__name__}".removeprefix("builtins.")
         raise InvalidTypeError(
             "optimizer must be one of thalweg.optim, beside whose parameters its state is read, not"

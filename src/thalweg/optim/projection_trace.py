@@ -188,7 +188,7 @@ class ProjectionTrace(TorchFunctionMode):
             self._label_starts.append(use.first_label)
             self._labelled_uses.append(use)
             self._label_count += use.output_count
-        labels = torch.from_numpy(np.ascontiguousarray(outputs)) + use.first_label
+        labels = torch.from_numpy(np.ascontiguousarray(outputs)) + use.first_label  # pyright: ignore[reportUnknownMemberType]
         if labels.dim() != len(roles[0]):
             return
         sizes = [1] * product.dim()
@@ -442,9 +442,9 @@ class ProjectionTrace(TorchFunctionMode):
         """Return (weight record, output indices) for labels."""
         output_labels = distinct_labels(labels)
         # The starts ascend: a label belongs to the last weight that starts at or before it.
-        owners = np.searchsorted(self._label_starts, output_labels, side="right") - 1
+        owners = cast("Any", np.searchsorted(self._label_starts, output_labels, side="right")) - 1
         uses: list[tuple[WeightUse, Any]] = []
-        for owner in np.unique(owners).tolist():
+        for owner in cast("list[int]", np.unique(owners).tolist()):
             use = self._labelled_uses[owner]
             uses.append((use, output_labels[owners == owner] - use.first_label))
         return uses

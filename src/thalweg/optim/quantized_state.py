@@ -186,7 +186,7 @@ def _normalize_slots(
         problems.append(f"'{label}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
     elif problem := flaw(shape):
         problems.append(f"'{label}/{SHAPE}' is {problem}")
-    elif (saved_shape := tuple(shape.tolist())) != tuple(param.shape):
+    elif (saved_shape := tuple(cast("Any", shape).tolist())) != tuple(param.shape):
         problems.append(
             f"the encoded slots of '{label}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
@@ -238,13 +238,13 @@ def fit_storage(
         for param, key, label in members:
             if isinstance(entries := states.get(key), Mapping):
                 arguments = param, label, saved_storage, problems, unrecorded
-                states[key] = _normalize_slots(cast("Mapping[str, Any]", entries), *arguments)
+                states[key] = _normalize_slots(entries, *arguments)
         rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
             continue
         for param, key, label in members:
-            entries = states.get(key)
+            entries: Mapping[str, Any] | None = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:

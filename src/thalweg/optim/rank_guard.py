@@ -36,7 +36,7 @@ def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
     )
     sends = sends or current().check_numerics or are_misplaced((p.grad, p) for p in params)
     for group in optimizer.param_groups:
-        dtensors = list(filter(is_on_mesh, group["params"]))
+        dtensors = [param for param in group["params"] if is_on_mesh(param)]
         rules = _rules_of(optimizer, group) if dtensors else set[Any]()
         sends = sends or any(rule is None or rule.is_measured for rule in rules)
         if matrix is None and any(rule is None or rule.passes for rule in rules):
@@ -64,7 +64,7 @@ def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
 
 def _describe_step(optimizer: Any) -> list[str]:
     """Return lines of text that must be equal on all ranks: options, groups, gradients, states."""
-    found_inf = vars(optimizer).get("found_inf")
+    found_inf = optimizer.__dict__.get("found_inf")
     lines = [
         f"the class of the optimizer: {type(optimizer).__name__}",
         f"what the scaler found: {_describe_value(found_inf)}",

@@ -75,7 +75,7 @@ class ReplayedStep:
         adapters: Sequence[ParamGroupAdapter],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
-        self._class = type(optimizer)
+        self._class: type[Any] = type(optimizer)
         self.groups = optimizer.param_groups
         self._group_count = len(self.groups)
         self.state = optimizer.state
@@ -83,7 +83,7 @@ class ReplayedStep:
         self.selection = self.sub_steps[0].adapter.selection
         self._choices = choices() if current(self.selection) == self.selection else None
         self._owners = [owner for sub_step in self.sub_steps for owner in sub_step.owners]
-        self._absent = absent  # {} after the step is planned
+        self._absent: Mapping[int, Tensor] = absent  # {} after the step is planned
         self.may_lack = bool(absent)  # True if parameters may lack gradients
         # True if steps use accumulated gradients.
         self._has_sums = optimizer.step_options.accumulate > 1
@@ -377,7 +377,7 @@ class ReplayedStep:
                 former_count, stepping = self.snapshot.replay_counter.value, cache.stepping
                 try:
                     flags = replay_block.UNRECORDED if unrecorded else 0
-                    is_taken = self._take(optimizer, vars(optimizer), cache, flags)
+                    is_taken = self._take(optimizer, optimizer.__dict__, cache, flags)
                 except BaseException:
                     # An interrupted step may have left scalars of two steps in the kernels.
                     is_taken = self.snapshot.replay_count != former_count
@@ -586,7 +586,7 @@ class ReplayedStep:
                 numbers after the step) pairs, or none if native code computes the scalars. `calls`
                 are callables that record the decision of `spikes`.
         """
-        groups, fields = self.groups, vars(optimizer)
+        groups, fields = self.groups, optimizer.__dict__
         if self._in_call is None:
             for place, options in self._idle_options:
                 if not hold(options, groups[place]):
@@ -648,7 +648,7 @@ class ReplayedStep:
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:
             return None
-        found_inf = vars(optimizer).get("found_inf")
+        found_inf = optimizer.__dict__.get("found_inf")
         if found_inf is not None and number(found_inf):
             return None
         unscaling = optimizer.unscaling()

@@ -166,8 +166,7 @@ class TorchScalars(GroupScalars):
             input_dtypes[RATE] = _DTYPES[rate.dtype]
             samples[RATE] = float(rate.item())
         arguments = np.float64, input_dtypes, names, self._make
-        options = {"storage_dtype": dtype, "samples": samples, "state_names": state_names}
-        return Program(*arguments, **options)
+        return Program(*arguments, storage_dtype=dtype, samples=samples, state_names=state_names)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
         """Return {name: symbol} of all scalars, for the tracing of a program.

@@ -84,7 +84,7 @@ class ReplayedSubStep:
         param_ids = set(map(id, params))
         return (
             is_repeatable(self.plan, self.adapter, stages, may_have_passes=True)
-            and is_ours(type(self.adapter))
+            and is_ours(self.adapter.__class__)
             and all(id(owner) in param_ids for owner in self.owners)
             and all(map(self._is_replayable, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)

@@ -122,7 +122,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hyper_values = defaults_of(rule)
         check_hypers(rule, as_options(hyper_values))
         self.rule = rule
-        if not isinstance(capturable, bool):
+        if not isinstance(capturable, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"capturable must be a bool, not {show_value(capturable)}.")
         options = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
         arguments = hypers_by_name(
@@ -206,7 +206,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         start at this number.
         """
         self._warn_of_zeros(params, group_indices)
-        former = next((entries for param in params if (entries := self.state.get(param))), {})
+        former = next(
+            (entries for param in params if (entries := self.state.get(param))), dict[str, Any]()
+        )
         going: dict[str, object] = {}
         for name in self._numbers():
             if name in former:
@@ -281,7 +283,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return all(name in self.state[param] for param in params for name in keys(param))
 
     @property
-    def _single(self) -> Collection[str]:
+    def _single(self) -> Collection[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._numbers()
 
     def _state_names(self) -> set[str]:
@@ -304,7 +306,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self
 
     @property
-    def _betas(self) -> int:
+    def _betas(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Number of betas of the rule."""
         return len(members_of("betas", self._hypers))
 

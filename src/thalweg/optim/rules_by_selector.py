@@ -213,7 +213,9 @@ class ParamGroups(list[Group]):
 
 def _format_row(group: Group) -> tuple[str, ...]:
     """Return a group's row of the table: rule, options, parameters, elements and example names."""
-    named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
+    named_params: list[tuple[str, Any]] = [
+        x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]
+    ]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
     elements = sum(param.numel() for _, param in named_params)
     examples = ", ".join(name for name, _ in named_params[:2]) + ", ..." * (len(named_params) > 2)

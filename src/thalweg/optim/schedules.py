@@ -200,20 +200,22 @@ def _factors_of(
             group.
     """
     groups = optimizer.param_groups
-    if not isinstance(factors, Mapping):
-        factors = {...: factors}
-    for selector, factor in factors.items():
+    by_selector = cast(
+        "Mapping[GroupSelector, Factor]",
+        factors if isinstance(factors, Mapping) else {...: factors},
+    )
+    for selector, factor in by_selector.items():
         if not callable(factor):
             raise InvalidTypeError(
                 f"The factor of {_show_selector(selector)} must be a function of the number of"
                 f" steps, not {show_value(factor)}."
             )
-    rest_selectors = [selector for selector in factors if selector is ...]
+    rest_selectors = [selector for selector in by_selector if selector is ...]
     owners = [
-        [selector for selector in factors if _selects(selector, index, group)] or rest_selectors
+        [x for x in by_selector if _selects(x, index, group)] or rest_selectors
         for index, group in enumerate(groups)
     ]
-    for selector in factors:
+    for selector in by_selector:
         if selector is not ... and not any(selector in selectors for selectors in owners):
             raise InvalidArgumentError(
                 f"{_show_selector(selector)} selects no group of parameters."
@@ -222,7 +224,7 @@ def _factors_of(
         if len(selectors) != 1:
             names = " and ".join(map(_show_selector, selectors)) or "no selector; add `...`"
             raise InvalidArgumentError(f"Group {index} is selected by {names}.")
-    return [factors[selectors[0]] for selectors in owners]
+    return [by_selector[selectors[0]] for selectors in owners]
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:

@@ -65,7 +65,7 @@ class ModuleParams:
             return param.dim() <= selector
         raise InvalidTypeError(
             f"{argument} must hold names, classes of modules or numbers of dimensions, not"
-            f" {show_value(selector)}."
+            f" {show_value(selector)}."  # pyright: ignore[reportUnknownArgumentType]
         )
 
     def select_ids(

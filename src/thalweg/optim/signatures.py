@@ -101,7 +101,7 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
 
 def _deduplicate(parameter: Parameter) -> Parameter:
     """Return an equal parameter of an earlier call, else `parameter` itself; 0 and 0.0 differ."""
-    equal_parameters = _parameters.setdefault(type(parameter.default), {})
+    equal_parameters = _parameters.setdefault(type(parameter.default), {})  # pyright: ignore[reportUnknownArgumentType]
     return equal_parameters.setdefault(parameter, parameter)
 
 

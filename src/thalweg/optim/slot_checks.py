@@ -25,7 +25,7 @@ def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tenso
     """
     slots = [slot for slot in rule.slots if not slot.scalar]
     for param, group_index in indexed_params:
-        entries = optimizer.state.get(param) or {}
+        entries: dict[str, Any] = optimizer.state.get(param) or {}
         for slot in slots:
             if slot.name in entries and (problem := _why_unfit(entries[slot.name], slot, param)):
                 kind = optimizer._kind_of(optimizer.param_groups[group_index])

@@ -81,7 +81,7 @@ def _group_flaws(group: object, index: int) -> list[str]:
     if not isinstance(group, Mapping):
         return [f"group {index} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
-        names = group.get(name)
+        names = cast("Mapping[str, Any]", group).get(name)
         label = f"'{name}' of group {index}"
         if not isinstance(names, list | tuple):
             if name in group or name == "params":
@@ -208,9 +208,9 @@ def is_flag(option: object) -> bool:
 
 def _flag_flaws(option: object, label: str) -> list[str]:
     """Return a description of an option that is neither true nor false, in a list; else []."""
-    if is_flag(option) or (isinstance(option, np.ndarray) and is_flag(option[()])):
+    if is_flag(option) or (isinstance(option, np.ndarray) and is_flag(option[()])):  # pyright: ignore[reportUnknownArgumentType]
         return []
-    return [f"{label} is {told(option)}, neither true nor false"]
+    return [f"{label} is {told(option)}, neither true nor false"]  # pyright: ignore[reportUnknownArgumentType]
 
 
 def of_strange(group: Group, reasons: Mapping[str, str], index: int) -> list[str]:
@@ -238,8 +238,12 @@ def state_mismatches(
         for name, spec in specs.items()
         if name in entries or not spec.is_optional
     ]
-    checked = (n for n in entries if n in specs or (allowed is not None and n not in allowed))
-    return differences(named_specs, {f"{label}/{name}": entries[name] for name in checked})
+    checked_entries = {
+        f"{label}/{name}": entry
+        for name, entry in cast("Mapping[str, Any]", entries).items()
+        if name in specs or (allowed is not None and name not in allowed)
+    }
+    return differences(named_specs, checked_entries)
 
 
 def sum_spec(param: Tensor) -> StateEntrySpec:
@@ -327,7 +331,7 @@ def is_number(value: object) -> bool:
         is_in_memory = is_on_mesh(value) or flaw(value) is None
         return is_in_memory and not is_not_real and value.numel() == 1
     if isinstance(value, np.ndarray) and not value.ndim:
-        value = value.item()
+        value = cast("Any", value).item()
     if not isinstance(value, Real):
         return False
     try:

@@ -145,13 +145,13 @@ class ParamGroupAdapter(StepAdapter):
     ) -> None:
         self.optimizer.check_flat_buffers(self.optimizer.param_groups)
 
-    def convert_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         """Return the pairs with sparse gradients as `IndexedSlices`, complex ones as real views."""
-        for grad, param in pairs:
+        for grad, param in given:
             if grad.layout == torch.sparse_coo:
                 label = self.names_of([param])[0]
                 layout.check_parts(grad, f"The gradient of '{label}'")
-        return [self._converted(grad, param) for grad, param in pairs]
+        return [self._converted(grad, param) for grad, param in given]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
         """Return a (gradient, parameter) pair in the form that kernels need.
@@ -206,7 +206,7 @@ class ParamGroupAdapter(StepAdapter):
         optimizer = self.optimizer
         state_scalars: list[tuple[Tensor, str]] = []
         for param, label in zip(self._params, self.names_of(self._params), strict=True):
-            for name, value in (optimizer.state.get(param) or {}).items():
+            for name, value in (optimizer.state.get(param) or dict[str, Any]()).items():
                 if isinstance(value, Tensor) and not value.dim():
                     layout.check_memory(local(value), f"'{name}' of '{label}'", param)
                     state_scalars.append((local(value), f"{name} of {label}"))
@@ -332,7 +332,8 @@ class ParamGroupAdapter(StepAdapter):
                 parameters. None if all parameters have one key.
         """
         param_state = self.part
-        group_index, *differing_scalars = key if isinstance(key, tuple) else (key,)
+        parts: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)  # pyright: ignore[reportUnknownVariableType]
+        group_index, *differing_scalars = parts
         group_index = self.places[0] if group_index is None else group_index
         remaining_scalars = iter(differing_scalars)
         state_scalars = {
@@ -429,7 +430,7 @@ class TorchStepAdapter(ParamGroupAdapter):
 
 def _describe_betas(group: Mapping[str, Any]) -> str:
     """Return a phrase about the betas of a group that are not in [0, 1); "" if all are."""
-    betas = group.get("betas")
+    betas: list[Any] | tuple[Any, ...] | None = group.get("betas")
     return "; ".join(
         f"beta{index} is {beta}, and must be at least 0 and below 1"
         for index, beta in enumerate(betas if isinstance(betas, list | tuple) else (), 1)

@@ -99,7 +99,7 @@ class LastStep(NamedTuple):
 
     taken: bool
     reason: str = ""
-    count: int = 0
+    count: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]
     grad_norm: float | None = None
     clip_factor: float | None = None
 

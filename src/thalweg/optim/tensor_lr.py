@@ -31,7 +31,7 @@ class TensorRate:
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value: Any = value
 
     @staticmethod
     def of(tensor: Tensor) -> TensorRate:
@@ -47,19 +47,19 @@ class TensorRate:
 
     def __mul__(self, other: object) -> TensorRate:
         value = self.value
-        return TensorRate(value * _rounded(type(value), other))
+        return TensorRate(value * _rounded(value.__class__, other))
 
     __rmul__ = __mul__
 
     def __rsub__(self, other: object) -> TensorRate:
         value = self.value
-        return TensorRate(_rounded(type(value), other) - value)
+        return TensorRate(_rounded(value.__class__, other) - value)
 
     def __truediv__(self, other: object) -> TensorRate:
         if isinstance(other, float | int) and not other:
             raise TypeError
         value = self.value
-        return TensorRate(value / _rounded(type(value), other))
+        return TensorRate(value / _rounded(value.__class__, other))
 
     def __neg__(self) -> TensorRate:
         return TensorRate(-self.value)

@@ -154,7 +154,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
                 if self.is_on_step_device(factor):
                     return without_denormals(state_scalar * factor.to(state_scalar.dtype))
                 return without_denormals(state_scalar * float(as_hyper(factor, kind)))
-            kind = type(state_scalar)
+            kind = state_scalar.__class__
             return product(state_scalar, as_hyper(factor, kind)).item()
         scalar = self._scalars_of_all(compute_dtype(column.dtype), key)[column.name]
         return scalar if self.is_on_step_device(scalar) else scalar.item()

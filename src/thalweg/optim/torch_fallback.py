@@ -34,7 +34,7 @@ def check_memories(optimizer: Any) -> None:
         InvalidArgumentError: An index of a sparse tensor is out of range.
     """
     params = [p for p in params_of(optimizer.param_groups) if p.grad is not None and not p.is_meta]
-    tensor_lists = [_select_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
+    tensor_lists = [_select_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())  # pyright: ignore[reportUnknownArgumentType]
             for param in params]  # fmt: skip
     if all_have_memory([x for tensors in tensor_lists for x in tensors if not x.is_sparse]):
         are_sparse = [any(tensor.is_sparse for tensor in tensors) for tensors in tensor_lists]
@@ -127,7 +127,7 @@ def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]
     kinds: list[Any] = []
     is_ordinary = True
     for group, param in members:
-        entries = optimizer.state.get(param) or {}
+        entries: dict[str, Any] = optimizer.state.get(param) or {}
         kind, *entry_kinds = [
             _describe_kind(entry) for entry in (param, param.grad, *entries.values())
         ]

@@ -57,7 +57,7 @@ class TorchGroups(FusedOptimizer):
     _rowwise: ClassVar[tuple[str, ...]] = ()
     _of_matrices: ClassVar[bool] = False  # True if all parameters must be matrices
     # If set, `_rule_by_shape(group, param)` returns a parameter's rule, in place of `_choose_rule`.
-    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None
+    _rule_by_shape: Callable[[Group, Tensor], Rule] | None = None
     # The message of the error for options that wrap the rule; "" if they are supported.
     _unwrapped: ClassVar[str] = ""
     _unsupported_options: ClassVar[Mapping[str, str]] = {}  # {option: message of the error}
@@ -309,7 +309,7 @@ class TorchGroups(FusedOptimizer):
         specs = {SUM: sum_spec(param)}
         # A parameter before its first step has no entries but a gradient sum.
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:
-            return state_mismatches(entries, specs, label)
+            return state_mismatches(entries, specs, label)  # pyright: ignore[reportUnknownArgumentType]
         kind, rule = self._kind_of(group), self.base_rule(group, param)
         slots = rule.slots
         optional = [*kind._optional, *self.step_options.keys(param)]
@@ -342,7 +342,7 @@ class TorchGroups(FusedOptimizer):
         if may_lack:
             slot_names = {slot.name for slot in slots if slot not in rule.numbers}
             specs |= {n: specs[n]._replace(is_optional=True) for n in slot_names & specs.keys()}
-        return state_mismatches(entries, specs, label)
+        return state_mismatches(entries, specs, label)  # pyright: ignore[reportUnknownArgumentType]
 
     def _unfit_numbers(
         self,

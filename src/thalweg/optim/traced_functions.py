@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -77,9 +77,10 @@ def tensors_in(container: Any) -> list[Tensor]:
     if isinstance(container, Tensor):
         return [container]
     if isinstance(container, Mapping):
-        container = list(container.values())
+        container = list(cast("Mapping[Any, Any]", container).values())
     if isinstance(container, tuple | list):
-        return [tensor for element in container for tensor in tensors_in(element)]
+        elements = cast("Sequence[Any]", container)
+        return [tensor for element in elements for tensor in tensors_in(element)]
     return []
 
 
@@ -88,7 +89,8 @@ def mapped(container: Any, function: Callable[[Any], Any]) -> Any:
     if type(container) in (tuple, list):
         return type(container)(mapped(element, function) for element in container)
     if type(container) is dict:
-        return {key: mapped(element, function) for key, element in container.items()}
+        items = cast("dict[Any, Any]", container).items()
+        return {key: mapped(element, function) for key, element in items}
     return function(container)
 
 
@@ -108,7 +110,8 @@ def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tenso
     """
     index = None
     if name == "__getitem__":
-        index = args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
+        key: tuple[Any, ...] = args[1] if isinstance(args[1], tuple) else (args[1],)  # pyright: ignore[reportUnknownVariableType]
+        index = key[0] if len(key) == 1 else None
     elif name == "index_select" and args[1] == 0:
         index = args[2]
     if not isinstance(index, Tensor) or index.dtype == torch.bool or weight.dim() < 3:

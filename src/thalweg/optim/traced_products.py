@@ -91,10 +91,10 @@ def product_shape(
         return _convolution_shape(func, first, second, args, kwargs)
     if name == "einsum":
         return _einsum_shape(str(args[0]), factors)
-    batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])  # pyright: ignore[reportUnknownMemberType]
     rows = first.shape[-2:-1] if first.dim() > 1 else ()
     columns = second.shape[-1:] if second.dim() > 1 else ()
-    return (*batch, *rows, *columns)
+    return (*batch, *rows, *columns)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _convolution_shape(

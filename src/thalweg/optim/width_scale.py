@@ -186,7 +186,7 @@ def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[
         are_sizes = all(dim is None or (type(dim) is int and dim > 0) for dim in dims)
         if not is_shape or not are_sizes or len(dims) != len(target[name]):
             raise InvalidArgumentError(
-                f"The base shape of {name!r} is {show_value(shape)}; expected"
+                f"The base shape of {name!r} is {show_value(shape)}; expected"  # pyright: ignore[reportUnknownArgumentType]
                 f" {len(target[name])} sizes, None for a dimension that is not a width, as the"
                 f" parameter has shape {target[name]}."
             )

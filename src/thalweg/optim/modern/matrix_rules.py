@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import Signature
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ class OfMatrices:
 def _read(name: str, option: Any) -> Any:
     """Return an option of a rule, converted to Python numbers and tuples."""
     if isinstance(option, np.generic | np.ndarray | Tensor):
-        option = option.tolist()
+        option = cast("Any", option).tolist()
     if name == "nesterov":
         return bool(option)
     if name == "eps":
@@ -127,7 +127,7 @@ def _read(name: str, option: Any) -> Any:
         return float(option)
     # A loaded file may have lists; the cache of rules needs tuples.
     if isinstance(option, list | tuple):
-        return tuple(_read("", element) for element in option)
+        return tuple(_read("", element) for element in cast("Sequence[Any]", option))
     return str(option) if isinstance(option, str) else option
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from thalweg._core.param_groups import Params
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.rules import modern as rules
@@ -18,11 +19,11 @@ class DeclaredArguments(Arguments):
     _class_name: ClassVar[str]  # the class of this package that declares them
     _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
-    def _arguments(self, params: object) -> None:
+    def _arguments(self, params: Params) -> None:
         """Define the arguments of the constructor by the signature; the body does nothing."""
 
     def __init__(self, *args: object, **keywords: object) -> None:
-        declared = self._arguments
+        declared: Any = self._arguments
         try:
             declared(*args, **keywords)
         except TypeError as error:

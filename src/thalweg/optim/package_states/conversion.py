@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list
 def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the entry names that all parameters of groups have in common."""
     keys = [key for group in groups for key in group["params"]]
-    states = [saved_state["state"].get(key) for key in keys]
+    states: list[Mapping[str, Any] | None] = [saved_state["state"].get(key) for key in keys]
     names = [set(entries) for entries in states if isinstance(entries, Mapping) and entries]
     return set[str].intersection(*names) if names else set()
 
@@ -219,7 +219,9 @@ def _convert_members(
             continue
         if not entries:
             continue
-        member = Member(str(label), entries, saved_group, param, group, report)
+        member = Member(
+            str(label), cast("Mapping[str, Any]", entries), saved_group, param, group, report
+        )
         states[key] = _convert_entries(optimizer, member, package)
         # In evaluation mode the saved parameters are the means x; steps start at the points y.
         if saved_group.get("train_mode") is False:
@@ -250,7 +252,7 @@ def _match_members(
     return [(param, keys[index], label) for index, (param, _, label) in enumerate(members)]
 
 
-def _fits_shape(entries: Any, param: Tensor) -> bool:
+def _fits_shape(entries: Mapping[str, Any] | None, param: Tensor) -> bool:
     """Return True if Muon's state of a parameter has its shape, or is absent."""
     momentum = entries.get("momentum_buffer") if isinstance(entries, Mapping) else None
     return not isinstance(momentum, Tensor) or momentum.shape == param.shape

@@ -98,8 +98,8 @@ def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
     def read(member: Member) -> Tensor | Codes:
         """Return the slot as `Codes` if quantized, else as a tensor; report a lost `max_unorm`."""
         name = f"state{slot_index}"
-        entries = wrapped if isinstance(wrapped := member.entries.get(_WRAPPED), Mapping) else {}
-        values: Mapping[str, Any] = {**member.entries, **entries}
+        wrapped: Mapping[str, Any] | None = member.entries.get(_WRAPPED)
+        values = {**member.entries, **(wrapped if isinstance(wrapped, Mapping) else {})}
         if name not in values:
             raise member.fail(name, "is missing")
         if "unorm_vec" in values:
@@ -172,7 +172,7 @@ def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
         matrix, size = member.items(name, 2)[side], member.param.shape[side]
         if isinstance(matrix, list) and not matrix:
             return torch.zeros((0, 0), dtype=torch.float32, device="cpu")
-        return member.checked(name, matrix, (size, size))
+        return member.checked(name, matrix, (size, size))  # pyright: ignore[reportUnknownArgumentType]
 
     return read
 

@@ -71,7 +71,7 @@ def check_one_rate(name, rates):
         )
 
 
-def check_count(name, value):
+def check_count(name: str, value: object) -> None:
     """Raise an error unless an option is a positive integer.
 
     Raises:

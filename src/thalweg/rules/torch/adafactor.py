@@ -1,5 +1,6 @@
 """Adafactor of torch: a matrix has a mean square per row and per column, not per element."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any
@@ -167,7 +168,7 @@ _ELEMENTWISE = {
 }
 
 
-def kind_of(shape):
+def kind_of(shape: Sequence[int]) -> str:
     """Return the `kind` of `adafactor` for a parameter of this shape; "" for matrices."""
     if len(shape) < 2:
         return "Vector"
