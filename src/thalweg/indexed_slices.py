@@ -313,13 +313,15 @@ def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
         A tensor of shape `(*ids shape, *row shape)`.
 
     Raises:
-        InvalidArgumentError: On the CPU, if an id is not in [0, rows).
+        InvalidArgumentError: `params` is a scalar; or on the CPU, an id is not in [0, rows).
         InvalidTypeError: `ids` are not int32 or int64, `params` has several tables, or an argument
             belongs to a graph.
     """
     params = table_of(params)
     for argument in (params, ids):
         _refuse_symbol(argument, "embedding_lookup")
+    if not params.dim():
+        raise InvalidArgumentError("params must have at least one axis, not rank 0.")
     ids = to_tensor(ids).to(params.device)
     rows = IndexedSlices(ids.reshape(-1), ids.reshape(-1))  # validates the ids
     if ids.device.type == "cpu":  # elsewhere the check would wait for the device

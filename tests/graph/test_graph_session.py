@@ -339,6 +339,37 @@ def test_fed_slices_take_the_dtype_of_the_placeholder() -> None:
         tf.Session().run(x, {x: IndexedSlices(torch.ones(1, 1), [5])})
 
 
+FED_ROWS = (np.full((1, 2), 3.0), np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        (tf.IndexedSlicesValue(*FED_ROWS, None), 4),
+        (FED_ROWS, 4),
+        (tf.IndexedSlicesValue(*FED_ROWS, np.array([2, 2])), 2),
+    ],
+)
+def test_values_of_slices_are_fed_to_their_components(value: Any, rows: int) -> None:
+    x, i = tf.placeholder("float32", [None, 2]), tf.placeholder("int64", [None])
+    slices = tf.SymbolicSlices(x, i, tf.constant([4, 2]))
+    total, fetched = tf.Session().run([x + 1, slices], {slices: value})
+    assert total.tolist() == [[4, 4]]
+    assert [part.tolist() for part in fetched] == [[[3, 3]], [1], [rows, 2]]
+    without_shape = tf.SymbolicSlices(x, i)
+    assert tf.Session().run(without_shape, {without_shape: value}).dense_shape is None
+    with pytest.raises(ValueError, match="with a tuple of 1"):
+        tf.Session().run(slices, {slices: FED_ROWS[:1]})
+
+
+def test_values_of_slices_are_fed_for_a_gradient() -> None:
+    table = tf.Variable(np.ones((4, 2), "f4"))
+    (slices,) = tf.gradients(tf.gather(table, [0, 2]), [table])
+    fetches = [slices, slices.indices]
+    fed_slices, indices = tf.Session().run(fetches, {slices: FED_ROWS})
+    assert (fed_slices.values.tolist(), indices.tolist()) == ([[3, 3]], [1])
+
+
 @pytest.mark.parametrize("value", [[1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])])
 def test_integral_floats_are_fed_as_integers(value: Any) -> None:
     total = tf.Session().run(tf.placeholder("int32", [None]) + 1, {"Placeholder:0": value})

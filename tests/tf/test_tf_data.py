@@ -12,7 +12,12 @@ import torch
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
 from thalweg._base.static_shape import UNKNOWN
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OutOfRangeError,
+)
 
 Dataset = tf.data.Dataset
 
@@ -340,6 +345,12 @@ INVALID: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "negative buffer": (lambda: Dataset.range(1).prefetch(-2), InvalidArgumentError, "at least -1"),
     "buffer of 0": (lambda: Dataset.range(1).shuffle(0), InvalidArgumentError, "greater than zero"),
+    "take": (lambda: Dataset.range(5).take(2.7), InvalidTypeError, "count must be .* not 2.7"),
+    "skip": (lambda: Dataset.range(5).skip(np.float32(2)), InvalidTypeError, "count must be"),
+    "repeat": (lambda: Dataset.range(5).repeat(tf.constant(2.0)), InvalidTypeError, "count must"),
+    "batch": (lambda: Dataset.range(5).batch(2.0), InvalidTypeError, "batch_size must be"),
+    "shards": (lambda: Dataset.range(5).shard(2.0, 1), InvalidTypeError, "num_shards must be"),
+    "shard": (lambda: Dataset.range(5).shard(2, 0.5), InvalidTypeError, "index must be .* not 0.5"),
     "file": (lambda: Dataset.range(1).cache("/tmp/x"), NotImplementedError, "in memory only"),
     "no function": (lambda: Dataset.from_generator([1], tf.int32), TypeError, "callable"),
     "no dtypes": (lambda: Dataset.from_generator(count(1)), TypeError, "output_types"),

@@ -134,6 +134,13 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         np.zeros((0, 3, 4), "f4"),
     ),
+    "gather_nd of whole tensors": (
+        lambda a, e, i: tf.gather_nd(a, tf.zeros([2, 0], tf.int32)), np.stack([A, A]),
+    ),
+    "gather_nd of whole rows": (
+        lambda a, e, i: tf.gather_nd(a, tf.zeros([3, 2, 0], tf.int32), batch_dims=1),
+        np.stack([A, A], 1),
+    ),
     "stack of nothing": (lambda a, e, i: tf.stack([]), np.zeros(0, "f4")),
     "scan of no rows": (
         lambda a, e, i: tf.scan(lambda total, row: total + row, e, a[0, :3]),
@@ -264,6 +271,24 @@ INVALID: dict[str, tuple[Callable[..., Any], str]] = {
     "gather along a batch": (
         lambda a, i: tf.gather(a[:2], tf.stack([i, i]), axis=0, batch_dims=1), "axis must be at",
     ),
+    "gather along no axis": (
+        lambda a, i: tf.gather(a, i, axis=5), r"axis must be in \[-2, 2\) .* rank 2, not 5",
+    ),
+    "gather before the first axis": (lambda a, i: tf.gather(a, i, axis=-3), "rank 2, not -3"),
+    "gather of a scalar": (lambda a, i: tf.gather(a[0, 0], 0), "not rank 0"),
+    "gather along an axis of a scalar": (lambda a, i: tf.gather(a[0, 0], 0, axis=1), "rank 0, not"),
+    "gather_nd of long tuples": (lambda a, i: tf.gather_nd(a, [[0, 0, 0]]), "of 3 .* too long"),
+    "gather_nd of long tuples in batches": (
+        lambda a, i: tf.gather_nd(a[:2], [[0, 0]] * 2, batch_dims=1), "of 2 .* too long",
+    ),
+    "gather_nd of a vector in batches": (
+        lambda a, i: tf.gather_nd(a[:2], i, batch_dims=1), "more than 1 dimensions, not shape",
+    ),
+    "concat of ranks": (lambda a, i: tf.concat([a[0, :0], a], 0), r"one rank, .* \(0,\), \(3, 4\)"),
+    "concat of dtypes": (lambda a, i: tf.concat([i, [i], a], 0), "of int32 and float32"),
+    "stack of dtypes": (lambda a, i: tf.stack([1, a[0, 0], i[0]]), "of float32 and int32"),
+    "where of dtypes": (lambda a, i: tf.where(i > 0, a[0, :2], i), "of float32 and int32"),
+    "v1 where of dtypes": (lambda a, i: v1.where(i > 0, i, a[0, :2]), "of int32 and float32"),
     "gather_nd of other batches": (
         lambda a, i: tf.gather_nd(a, [[0]], batch_dims=1), "share 1 leading dimensions",
     ),

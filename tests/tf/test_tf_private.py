@@ -20,8 +20,10 @@ PRIVATE_NAMES = {
     "eager.context": "DEVICE_PLACEMENT_SILENT device_policy eager_mode graph_mode num_gpus",
     "eager.function": "defun",
     "framework.dtypes": "float32 resource",
+    "framework.indexed_slices": "IndexedSlices IndexedSlicesValue",
     "framework.ops": "_get_graph_from_inputs colocate_with control_dependencies convert_to_tensor"
-    " convert_to_tensor_or_indexed_slices convert_to_tensor_v2 IndexedSlices Tensor",
+    " convert_to_tensor_or_indexed_slices convert_to_tensor_v2 IndexedSlices IndexedSlicesValue"
+    " Tensor",
     "framework.tensor_conversion": "convert_to_tensor convert_to_tensor_v2",
     "keras": "optimizers",
     "keras.optimizer_v2.learning_rate_schedule": "LearningRateSchedule deserialize serialize",

@@ -72,9 +72,32 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
             if tensor is not None:
                 values[key] = tensor
                 continue
-        key, tensor = _convert_feed(graph, key, value)
-        values[key] = tensor
+        for component, part in _split_slices(key, value):
+            tensor, feed = _convert_feed(graph, component, part)
+            values[tensor] = feed
     return values
+
+
+def _split_slices(key: object, value: Any) -> list[tuple[object, Any]]:
+    """Return pairs (key, value) of one feed.
+
+    For symbolic slices and a tuple (values, indices, optional dense_shape), such as an
+    `IndexedSlicesValue`, return a pair for each component that is in both. If the components of
+    `key` are computed from its source, as those of a gradient, return one pair for the source.
+    Raise InvalidArgumentError if the tuple has another length.
+    """
+    if not isinstance(key, SymbolicSlices) or not isinstance(value, tuple):
+        return [(key, value)]
+    if len(value) not in (2, 3):
+        raise InvalidArgumentError(
+            f"Cannot feed '{key.name}' with a tuple of {len(value)}: slices take values, indices"
+            " and optionally dense_shape."
+        )
+    components = (key.values, key.indices, key.dense_shape)
+    if any(isinstance(x, SymbolicTensor) and key.source in x.op.inputs for x in components):
+        return [(key.source, IndexedSlices(*value))]
+    pairs = zip(components, value, strict=False)
+    return [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:

@@ -393,15 +393,20 @@ def gather(
         batch_dims: Number of leading dimensions that `params` and `indices` share.
 
     Raises:
-        InvalidArgumentError: The leading dimensions differ, `axis` is one of them, or on the CPU an
-            index is out of range.
+        InvalidArgumentError: The leading dimensions differ, `axis` is one of them or none of
+            `params`, or on the CPU an index is out of range.
     """
     gather_axis = batch_dims if axis is None else as_known_int(axis)
     if gather_axis == 0 and not batch_dims:
         return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
     def pick(operand: Tensor, positions: Tensor) -> Tensor:
-        axis = gather_axis % operand.dim()
+        rank = operand.dim()
+        if not -rank <= gather_axis < rank:
+            raise InvalidArgumentError(
+                f"axis must be in [{-rank}, {rank}) for params of rank {rank}, not {gather_axis}."
+            )
+        axis = gather_axis % rank
         if not batch_dims:
             return _pick_rows(operand, positions, axis)
         return _pick_in_batches(operand, positions, axis, batch_dims)

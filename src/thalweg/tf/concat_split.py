@@ -15,27 +15,49 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of
 from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor, tensors_alike
+from thalweg.tf.convert import (
+    call,
+    check_same_dtype,
+    is_tensor,
+    sizes,
+    stacked,
+    tensor,
+    tensors_alike,
+)
 
 __all__ = ["concat", "split", "stack", "unstack"]
 
 
 def concat(values: object, axis: object, name: str | None = None) -> Tensor:
-    """Concatenate tensors along an axis; arrays take the dtype of the tensors."""
+    """Concatenate tensors along an axis; arrays take the dtype of the tensors.
+
+    Raise InvalidArgumentError if there are no values, or the ranks differ, and InvalidTypeError if
+    tensors differ in dtype.
+    """
+    check_same_dtype("concat", values)
     pieces = tensors_alike(values if isinstance(values, list | tuple) else [values])
     if not pieces:
         raise InvalidArgumentError("values of concat must be a list of at least one tensor.")
     dim = as_known_int(axis)
-    return call(lambda *tensors: torch.cat(tensors, dim), *pieces, name=name or "concat")
+
+    def join(*tensors: Tensor) -> Tensor:
+        # torch would skip vectors without elements.
+        if len({piece.dim() for piece in tensors}) > 1:
+            shapes = ", ".join(str(tuple(piece.shape)) for piece in tensors)
+            raise InvalidArgumentError(f"concat takes tensors of one rank, not of shapes {shapes}.")
+        return torch.cat(tensors, dim)
+
+    return call(join, *pieces, name=name or "concat")
 
 
 def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Tensor:
     """Stack tensors of one shape along a new axis; arrays take the dtype of the tensors.
 
     Without tensors, return a float32 vector of no elements, and raise InvalidArgumentError if the
-    axis is not 0.
+    axis is not 0. Raise InvalidTypeError if tensors differ in dtype.
     """
     name = name or "stack"
+    check_same_dtype("stack", values)
     pieces = tensors_alike(values)
     if not pieces and axis:
         raise InvalidArgumentError(f"stack along axis {axis} needs at least one tensor.")

@@ -20,7 +20,7 @@ from thalweg._core.nest import leaves_of
 from thalweg._graph.default_graph import has_symbol
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import as_asked, check_held, tensor_of, to_tensor
+from thalweg.variable import as_asked, check_held, dtype_name, tensor_of, to_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -81,6 +81,19 @@ def tensors_alike(values: Sequence[object], dtype: object = None) -> list[Tensor
         as_asked(value, dtype) if is_eager and _is_array(value) else tensor(value, dtype)
         for value in values
     ]
+
+
+def check_same_dtype(function: str, operands: object) -> None:
+    """Raise InvalidTypeError if tensors in a nest have different dtypes, as TensorFlow does.
+
+    Other values, and symbolic tensors of unknown dtype, are ignored. `function` begins the message.
+    """
+    dtypes = [tensor(leaf).dtype for leaf in leaves_of(operands) if is_tensor(leaf)]
+    names = dict.fromkeys(dtype_name(dtype) for dtype in dtypes if dtype is not None)
+    if len(names) > 1:
+        raise InvalidTypeError(
+            f"{function} takes tensors of one dtype, not of {' and '.join(names)}. Cast them."
+        )
 
 
 def _is_array(value: object) -> bool:

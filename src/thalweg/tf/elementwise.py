@@ -17,7 +17,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import operators
-from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.convert import call, check_same_dtype, pair, tensor
 from thalweg.tf.operators import name_function
 from thalweg.variable import as_dtype, divide_tensors, numpy_copy
 
@@ -182,6 +182,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     Without `x` and `y` return the indices of true elements, of shape (count, dimensions).
 
     Raises:
+        InvalidTypeError: `x` and `y` are tensors of different dtypes.
         InvalidArgumentError: One of `x` and `y` is missing. In graph mode, also if `condition` is a
             vector, and `x` or `y` a matrix: TensorFlow 1 selects rows, TensorFlow 2 columns.
     """
@@ -191,6 +192,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     if x is None:
         return call(torch.argwhere, condition, name=name or "Where")
     x, y = pair(x, y)
+    check_same_dtype("where", (x, y))
     ranks = [
         None if operand.shape is UNKNOWN else len(operand.shape) for operand in (condition, x, y)
     ]

@@ -184,7 +184,9 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
     "eager.function": {"defun": function},
     # There are no tensors of this dtype.
     "framework.dtypes": {"resource": "resource"},
+    "framework.indexed_slices": {"IndexedSlicesValue": graphs.IndexedSlicesValue},
     "framework.ops": {
+        "IndexedSlicesValue": graphs.IndexedSlicesValue,
         "_get_graph_from_inputs": lambda op_input_list, graph=None: (
             graph or first_graph(op_input_list)
         ),

@@ -219,17 +219,22 @@ def gather_nd(
     """Return elements or slices of `params`; the last dimension of `indices` has index tuples.
 
     `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
-    InvalidArgumentError if `batch_dims` is another number, the numbers of rows differ, or on the
-    CPU an index is too large.
+    InvalidArgumentError if `batch_dims` is another number, the numbers of rows differ, `indices`
+    has too few dimensions, an index tuple is too long, or on the CPU an index is too large.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
-        picked = indices_of(positions, x.shape[batch_dims:])
+        check_batch(x, positions, batch_dims)
+        if positions.dim() <= batch_dims:
+            raise InvalidArgumentError(
+                f"indices of gather_nd must have more than {batch_dims} dimensions, not shape"
+                f" {tuple(positions.shape)}."
+            )
+        picked, lead = indices_of(positions, x.shape[batch_dims:]), positions.shape[:-1]
         if batch_dims:
-            check_batch(x, positions, 1)
             rows = torch.arange(len(x), dtype=torch.int64, device=x.device)
-            picked = (rows.view(-1, *[1] * (positions.dim() - 2)), *picked)
-        return x[picked]
+            picked = (rows.view(-1, *[1] * (len(lead) - 1)).expand(lead), *picked)
+        return x[picked] if picked else x.expand(*lead, *x.shape).clone()
 
     if batch_dims not in (0, 1):
         raise InvalidArgumentError("batch_dims of gather_nd must be 0 or 1.")
@@ -240,8 +245,13 @@ def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Split `positions` along the last dimension into a tuple of index tensors.
 
     Raises:
-        InvalidArgumentError: On the CPU, an index is not inside a tensor of shape `shape`.
+        InvalidArgumentError: The last dimension of `positions` is larger than the rank of `shape`,
+            or on the CPU, an index is not inside a tensor of shape `shape`.
     """
+    if positions.shape[-1] > len(shape):
+        raise InvalidArgumentError(
+            f"Index tuples of {positions.shape[-1]} numbers are too long for shape {tuple(shape)}."
+        )
     # On a GPU the check would wait for the device.
     if positions.device.type == "cpu":
         limits = torch.tensor(shape[: positions.shape[-1]], dtype=torch.int64, device="cpu")

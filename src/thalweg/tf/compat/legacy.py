@@ -15,7 +15,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions, signatures
 from thalweg.tf.compat.behavior import begins_graphs
-from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.convert import call, check_same_dtype, pair, tensor
 from thalweg.variable import Variable as EagerVariable
 from thalweg.variable import as_dtype
 
@@ -194,7 +194,8 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     """Return elements of `x` where `condition` is true, else of `y`, which has the shape of `x`.
 
     A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
-    Raise InvalidArgumentError if one of `x` and `y` is missing, or the shapes do not fit together.
+    Raise InvalidArgumentError if one of `x` and `y` is missing, or the shapes do not fit together,
+    and InvalidTypeError if `x` and `y` are tensors of different dtypes.
     """
     if x is None or y is None:
         return elementwise.where(condition, x, y, name)
@@ -214,4 +215,6 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
             )
         return torch.where(mask, if_true, if_false)
 
-    return call(choose, tensor(condition), *pair(x, y), name=name or "Where")
+    operands = pair(x, y)
+    check_same_dtype("where", operands)
+    return call(choose, tensor(condition), *operands, name=name or "Where")

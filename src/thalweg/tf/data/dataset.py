@@ -20,7 +20,14 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, did_yo
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
-from thalweg.tf.data.transformations import batches, checked, draw_below, padded, shuffle_elements
+from thalweg.tf.data.transformations import (
+    as_int,
+    batches,
+    checked,
+    draw_below,
+    padded,
+    shuffle_elements,
+)
 from thalweg.variable import as_dtype
 
 # The number of elements of an endless dataset.
@@ -261,7 +268,8 @@ class Dataset:
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """Return the first elements, all for a negative count."""
-        end = int(count) if count >= 0 else None
+        size = as_int("count", count)
+        end = size if size >= 0 else None
         prefix = self._slice_elements(0, end)
         if self._count == _INFINITE and end is not None:
             prefix._count = end
@@ -269,17 +277,18 @@ class Dataset:
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """Return a dataset without the first elements, empty for a negative count."""
-        return self._slice_elements(0, 0) if count < 0 else self._slice_elements(int(count))
+        begin = as_int("count", count)
+        return self._slice_elements(0, 0) if begin < 0 else self._slice_elements(begin)
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return a dataset of each `num_shards`-th element, from `index` on.
 
         Raise InvalidArgumentError if `num_shards` is below 1, or `index` not in [0, num_shards).
         """
-        shard_count = checked("num_shards", num_shards)
-        if not 0 <= int(index) < shard_count:
+        shard_count, begin = checked("num_shards", num_shards), as_int("index", index)
+        if not 0 <= begin < shard_count:
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
-        return self._slice_elements(int(index), None, shard_count)
+        return self._slice_elements(begin, None, shard_count)
 
     def _slice_elements(self, begin: int, end: int | None = None, step: int = 1) -> Dataset:
         return self._add_step(
@@ -372,7 +381,8 @@ class Dataset:
 
         None or a negative count repeats forever.
         """
-        times = _INFINITE if count is None or count < 0 else int(count)
+        times = _INFINITE if count is None else as_int("count", count)
+        times = _INFINITE if times < 0 else times
 
         def start(values: Values) -> Iterator[Any]:
             for _ in itertools.count() if times == _INFINITE else range(int(times)):

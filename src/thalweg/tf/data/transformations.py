@@ -10,15 +10,26 @@ from typing import Any
 import torch
 
 from thalweg._core.nest import leaves_of, packed
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+
+def as_int(argument: str, value: Any) -> int:
+    """Return an integer, or a tensor or array of one, as an int; `argument` is its name.
+
+    Raise InvalidTypeError for another value, such as a float.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(f"{argument} must be an integer, not {value!r}.") from None
 
 
 def checked(argument: str, value: Any) -> int:
     """Return a size as an int; `argument` is its name for the error.
 
-    Raise InvalidArgumentError if the size is below 1.
+    Raise InvalidArgumentError if the size is below 1, and InvalidTypeError if it is no integer.
     """
-    size = int(value)
+    size = as_int(argument, value)
     if size < 1:
         raise InvalidArgumentError(f"{argument} must be greater than zero, not {size}.")
     return size
