@@ -207,7 +207,7 @@ class RowsPlan(ABC):
             and indices.dtype in _INDICES
             and indices.dim() == 1
             and values.shape == indices.shape + self._row_shape
-            and (not len(values) or self._is_readable(values))
+            and (not values.numel() or self._is_readable(values))
         )
 
     def _pack(self, slices: IndexedSlices) -> tuple[Tensor, Tensor]:
