@@ -425,7 +425,7 @@ def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: 
     _check_range(positions.reshape(-1), row_count)
     # One table of the rows of all batches: row i of batch k is row `k * row_count + i`.
     table = operand.movedim(axis, batch_dims).flatten(0, batch_dims)
-    firsts = torch.arange(lead.numel(), device=positions.device) * row_count
+    firsts = torch.arange(lead.numel(), dtype=torch.int64, device=positions.device) * row_count
     rows = positions + firsts.view(*lead, *[1] * (positions.dim() - batch_dims))
     picked = table.index_select(0, rows.reshape(-1)).unflatten(0, positions.shape)
     outer = [*builtins.range(batch_dims, axis)]
