@@ -31,10 +31,7 @@ class StorageGuard:
         self._move_counts = [moves.count for moves in self._moves]
 
     def record_memory(self, aliases: Sequence[Tensor]) -> None:
-        """Record the memory and layout of detached aliases of the slots, for `confirm_places`.
-
-        The aliases must be made after this object.
-        """
+        """Record the memory and layout of aliases of the slots, made after this object."""
         self._addresses = list(map(Tensor.data_ptr, aliases))
         self._layouts = list(map(_read_layout, aliases))
         self._watch_storages()
