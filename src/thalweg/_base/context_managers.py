@@ -36,10 +36,7 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
 
 
 def when(condition: Iterable[object], call: Call) -> Call:
-    """Return a function in C that calls `call` if a condition is true when the function runs.
-
-    `condition` is an iterator in C that then yields one value; only its truth counts.
-    """
+    """Return a function in C that calls `call` if the iterator `condition` yields a true value."""
     return partial(drain, calls(compress([call], condition)))
 
 
