@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -27,6 +26,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 # Threads that wait leave the processors to the other workers of the tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+_collected_cases = Counter[str]()
+
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
 
@@ -38,13 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark a case of a test with the marker `one_in(n)` slow, unless its name is in the n-th part.
+    """Mark all cases of a test with the marker `one_in(n)` slow, except each n-th from the first.
 
-    The choice depends on the name of the case alone, so each worker and each call makes the same.
+    Cases are collected in one order, so each worker and each call makes the same choice.
     """
-    mark = item.get_closest_marker("one_in")
-    if mark and crc32(item.name.encode()) % mark.args[0]:
-        item.add_marker(pytest.mark.slow)
+    if mark := item.get_closest_marker("one_in"):
+        test = item.nodeid.partition("[")[0]
+        if _collected_cases[test] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        _collected_cases[test] += 1
 
 
 def pytest_report_teststatus(
