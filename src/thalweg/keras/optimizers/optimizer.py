@@ -214,10 +214,10 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         cache, is_locked = self._plans.now(), False
         try:
             with self._lock:
-                is_locked = True
                 replay, pairs = None if thread.strategies else cache.replay, grads_and_vars
                 # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
+                is_locked = True
                 # Only callable hyperparameters need the block of `self._hyper`.
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
@@ -228,7 +228,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     say_what_became(error, cache, progress)
                     raise
         except BaseException as error:
-            # With the lock, errors have their notes already.
+            # All later errors have their notes already.
             if not is_locked and executing_eagerly():
                 say_refused(error)
             raise
