@@ -64,6 +64,6 @@ def repeat_last(values: torch.Tensor, rows: torch.Tensor, row_count: int) -> tor
         values: A tensor with a value for each element of `rows`.
         rows: Row indices in [0, row_count), of shape (number of values,) and dtype int64.
     """
-    positions = torch.arange(len(rows), device=rows.device)
+    positions = torch.arange(len(rows), dtype=torch.int64, device=rows.device)
     last_positions = positions.new_zeros(row_count).scatter_reduce_(0, rows, positions, "amax")
     return values[last_positions[rows]]

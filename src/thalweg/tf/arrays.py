@@ -427,7 +427,7 @@ def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: 
     is_checked = _check_range(positions.reshape(-1), row_count)
     # One table of the rows of all batches: row i of batch k is row `k * row_count + i`.
     table = operand.movedim(axis, batch_dims).flatten(0, batch_dims)
-    firsts = torch.arange(lead.numel(), device=positions.device) * row_count
+    firsts = torch.arange(lead.numel(), dtype=torch.int64, device=positions.device) * row_count
     rows = positions + firsts.view(*lead, *[1] * (positions.dim() - batch_dims))
     if not is_checked:
         # `index_select` rejects the number of all rows; `rows` may be those of another batch.

@@ -227,7 +227,7 @@ def gather_nd(
         picked = indices_of(positions, x.shape[batch_dims:])
         if batch_dims:
             check_batch(x, positions, 1)
-            rows = torch.arange(len(x), device=x.device)
+            rows = torch.arange(len(x), dtype=torch.int64, device=x.device)
             picked = (rows.view(-1, *[1] * (positions.dim() - 2)), *picked)
         return x[picked]
 
