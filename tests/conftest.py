@@ -26,7 +26,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 # Threads that wait leave the processors to the other workers of the tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-_collected_cases = Counter[str]()
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
@@ -38,16 +37,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark all cases of a test with the marker `one_in(n)` slow, except each n-th from the first.
+# The cases collected so far of each test with the marker `one_in`.
+_case_counts: Counter[str] = Counter()
 
-    Cases are collected in one order, so each worker and each call makes the same choice.
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the cases of a test with the marker `one_in(n)` slow, except one of each n in a row.
+
+    The choice depends on the order of the cases, so each worker and each call makes the same. It is
+    the first of the first n, the second of the next n: each n-th case could be of one parameter.
     """
     if mark := item.get_closest_marker("one_in"):
-        test = item.nodeid.partition("[")[0]
-        if _collected_cases[test] % mark.args[0]:
+        function, count = item.nodeid.split("[")[0], mark.args[0]
+        row, column = divmod(_case_counts[function], count)
+        _case_counts[function] += 1
+        if column != row % count:
             item.add_marker(pytest.mark.slow)
-        _collected_cases[test] += 1
 
 
 def pytest_report_teststatus(
