@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -27,6 +26,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 # Threads that wait leave the processors to the other workers of the tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
 
@@ -37,14 +37,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark a case of a test with the marker `one_in(n)` slow, unless its name is in the n-th part.
+# The cases collected so far of each test with the marker `one_in`.
+_case_counts: Counter[str] = Counter()
 
-    The choice depends on the name of the case alone, so each worker and each call makes the same.
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the cases of a test with the marker `one_in(n)` slow, except one of each n in a row.
+
+    The choice depends on the order of the cases, so each worker and each call makes the same. It is
+    the first of the first n, the second of the next n: each n-th case could be of one parameter.
     """
-    mark = item.get_closest_marker("one_in")
-    if mark and crc32(item.name.encode()) % mark.args[0]:
-        item.add_marker(pytest.mark.slow)
+    if mark := item.get_closest_marker("one_in"):
+        function, count = item.nodeid.split("[")[0], mark.args[0]
+        row, column = divmod(_case_counts[function], count)
+        _case_counts[function] += 1
+        if column != row % count:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_teststatus(

@@ -1,7 +1,7 @@
-"""Print how much of the library each face loads: on import, and after two steps, save and load.
+"""Print how much of the library each front end loads: on import and after two steps and a save.
 
-    python tools/closure.py              a table of lines and files, one row per face
-    python tools/closure.py keras        the modules of one face, the largest rooms first
+    python tools/closure.py              a table of lines and files, one row per front end
+    python tools/closure.py keras        the modules of one front end, the largest modules first
 
 Lines are those of the files of `thalweg` that a fresh process has loaded: of code, which are all
 but docstrings and own-line comments, and in total. What compiles kernels is not among them: the
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-# The most lines (of code, in total) of a face on import and after training, which
+# The most lines (of code, in total) of a front end on import and after training, which
 # tests/test_layers.py holds. A total is the present one, rounded up to 50.
 BOUNDS = {
     "optim": (17_800, 23_850),
@@ -46,14 +46,17 @@ file.seek(0)
 optimizer.load_state_dict(torch.load(file))
 """
 _COUNT = """
-import ast, json, sys
+import ast, io, json, sys, tokenize
 from pathlib import Path
 documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 def count(text):
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
     docs = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
     lines = text.splitlines()
-    comments = sum(line.lstrip().startswith("#") for line in lines)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = sum(
+        token.type == tokenize.COMMENT and token.line.lstrip().startswith("#") for token in tokens
+    )
     described = sum(doc.end_lineno - doc.lineno + 1 for doc in docs)
     return len(lines) - described - comments, len(lines)
 print(json.dumps({
@@ -122,10 +125,10 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def after_import(face: Face, run: Callable[[str], str]) -> Lines:
-    """Return the lines of each module that is loaded when a face has been imported.
+    """Return the lines of each module that is loaded when a front end has been imported.
 
     Args:
-        face: The face.
+        face: The front end.
         run: Runs a program in a fresh process, and gives what it printed.
     """
     return json.loads(run(f"{face.imports}\n{_COUNT}"))

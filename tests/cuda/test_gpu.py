@@ -444,7 +444,6 @@ def test_sparse_step_does_not_synchronize():
             optimizer.apply_gradients([(grad, var)])
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_scattered_rows_have_their_last_value():
     rows, values = torch.randint(0, 64, (1 << 16,)), torch.arange(float(1 << 16))
     tensors = [torch.zeros(64), torch.zeros(64, device="cuda")]
@@ -453,6 +452,7 @@ def test_scattered_rows_have_their_last_value():
     assert torch.equal(tensors[1].cpu(), tensors[0])
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_one_optimizer_steps_on_several_devices():
     def trained(devices):
         params = [torch.nn.Parameter(torch.ones(5000, device=device)) for device in devices]

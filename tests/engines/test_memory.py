@@ -227,6 +227,7 @@ def test_private_slots_are_not_checked() -> None:
     store, var = SlotStore(), Variable(torch.ones(4, 4))
     held_slot, other_slot = (store.make([var], name, 0.0, [name])[0] for name in ("held", "other"))
     guard = StorageGuard([held_slot, other_slot])
+    guard.record_memory([held_slot.detach(), other_slot.detach()])
     store.handed_out([held_slot])
     other_slot.t_()
     assert guard.confirm_places()

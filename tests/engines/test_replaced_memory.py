@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +17,7 @@ import torch
 
 from interruptions import outcome
 from thalweg import IndexedSlices, optim
+from thalweg._engines.cpu import openmp
 from thalweg.keras.optimizers import Adam
 
 ALL_LINES = 10**9  # more lines than a step has
@@ -145,7 +148,7 @@ def test_memory_replaced_anywhere_is_not_written_after_it_was_freed(name: str, s
     check_places(name, steps, 20)
 
 
-def check_cut(name: str, steps: int, place: int) -> None:
+def check_cut(name: str, steps: int, place: int, of_gradient: bool) -> None:
     """Cut the memory of a tensor at a line: the step raises, unless it has written before."""
     make, shape = MAKERS[name]
     training = Training(make, shape, steps, Resizable())
@@ -154,7 +157,7 @@ def check_cut(name: str, steps: int, place: int) -> None:
 
     def cut() -> None:
         have_changed.append(not torch.equal(second, initial))
-        (first if place % 2 else first.grad).untyped_storage().resize_(0)
+        (first.grad if of_gradient else first).untyped_storage().resize_(0)
 
     try:
         outcome(place, training.step, handler=cut)
@@ -166,13 +169,80 @@ def check_cut(name: str, steps: int, place: int) -> None:
 
 @pytest.mark.parametrize(("name", "steps"), [("dense", 0), ("dense", 1), ("rows", 1)])
 def test_cut_memory_is_not_written(name: str, steps: int) -> None:
-    for place in places(*MAKERS[name], steps, FEW):
-        check_cut(name, steps, place)
+    for number, place in enumerate(places(*MAKERS[name], steps, FEW)):
+        check_cut(name, steps, place, of_gradient=number % 2 == 0)
+
+
+SCRIPT = """
+import torch
+from thalweg import IndexedSlices, optim
+from thalweg._engines.cpu.sparse_plan import RowsPlan
+from thalweg._engines.dense_plan import DensePlan
+from thalweg.keras.optimizers import Adam
+
+COUNT = 1 << 20  # elements whose memory the allocator unmaps when it is freed
+
+def check(plan_class, make_step, of_gradient, is_sparse=False):
+    param = torch.nn.Parameter(torch.ones(COUNT // 64, 64))
+    param.grad = torch.ones(COUNT // 64, 64)
+    grad = IndexedSlices(param.grad, torch.arange(COUNT // 64)) if is_sparse else param.grad
+    step, reduce = make_step(param, grad), plan_class.reduce
+
+    def cut_and_reduce(plan, reduction, columns):
+        (param.grad if of_gradient else param).untyped_storage().resize_(0)
+        return reduce(plan, reduction, columns)
+
+    plan_class.reduce = cut_and_reduce
+    try:
+        step()
+    except ValueError as error:
+        print(type(error).__name__)
+    plan_class.reduce = reduce
+
+def make_keras(param, grad):
+    return lambda: Adam(global_clipnorm=1.0).apply_gradients([(grad, param)])
+
+check(DensePlan, lambda param, _: optim.Adam([param], clip_grad_norm=1.0).step, True)
+check(DensePlan, lambda param, _: optim.LAMB([param]).step, True)
+check(DensePlan, lambda param, _: optim.LAMB([param]).step, False)
+check(DensePlan, make_keras, True)
+check(RowsPlan, make_keras, True, is_sparse=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_torch("Adam", clip_grad_norm=1.0, diagnostics=1),
+        of_torch("LAMB"),
+        of_torch("Adafactor"),
+        of_keras("cpu", True),
+    ],
+)
+def test_kernels_of_small_steps_hold_the_lock(
+    make: Callable[[list[Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    are_locked: list[bool] = []
+    call_on_team = openmp.call_on_team
+
+    def record(address: int, argument: int, threads: int, is_locked: bool) -> Any:
+        are_locked.append(is_locked)
+        return call_on_team(address, argument, threads, is_locked)
+
+    monkeypatch.setattr(openmp, "call_on_team", record)
+    Training(make, (9, 12), 0).step()
+    assert are_locked
+    assert all(are_locked)
+
+
+def test_cut_memory_is_not_read() -> None:
+    output = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert (output.returncode, output.stdout.split()) == (0, ["LayoutError"] * 5), output.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 1, 5])
 @pytest.mark.parametrize("name", ["dense", "norm", "matrices", "codes", "rows"])
 def test_memory_cut_anywhere_is_not_written(name: str, steps: int) -> None:
-    for place in places(*MAKERS[name], steps, 60):
-        check_cut(name, steps, place)
+    for number, place in enumerate(places(*MAKERS[name], steps, 60)):
+        check_cut(name, steps, place, of_gradient=number % 2 == 0)

@@ -612,11 +612,25 @@ def test_fused_stage_with_invalid_outputs_raises(options: Any, message: str) -> 
 
 
 @pytest.mark.parametrize(
-    "function", [partial(halves, 1.0), partial(bound_numbers, share="0.1")], ids=["position", "str"]
+    "function",
+    [
+        partial(halves, 1.0),
+        *(partial(bound_numbers, share=share) for share in ("0.1", math.nan, -math.inf, 10**400)),
+    ],
+    ids=["position", "str", "nan", "inf", "int"],
 )
 def test_fused_stage_binds_only_numbers_by_keyword(function: Any) -> None:
-    with pytest.raises(RuleError, match="binds numbers by keyword, not "):
+    with pytest.raises(RuleError, match="binds finite numbers by keyword, not "):
         FusedStage(function, makes=("rows", "columns"))
+
+
+def test_formulas_of_elements_are_not_partial() -> None:
+    for options in (
+        {"update": partial(gradient_squares, share=1.0)},
+        {"update": without_slots, "passes": (Measure(partial(gradient_squares, 1.0), makes="a"),)},
+    ):
+        with pytest.raises(RuleError, match="must be a function written with def"):
+            check_rule(Rule(name="Refused", **options))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])

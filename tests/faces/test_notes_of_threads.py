@@ -69,6 +69,13 @@ class Training:
         self.var.grad = torch.ones(3)
         self.var.grad.untyped_storage().resize_(0)
 
+    def step_over_zip(self) -> None:
+        def fail(grad: int) -> Any:
+            raise KeyError(grad)
+
+        assert isinstance(self.step, partial)
+        self.step.func(zip(map(fail, [0]), [self.var], strict=True))
+
     def step_elsewhere(self) -> None:
         thread = threading.Thread(target=self.step, daemon=True)
         thread.start()
@@ -89,6 +96,11 @@ def test_steps_of_other_threads_after_a_failed_step_do_not_count(name: str) -> N
     assert notes_of(training.fail) == [NOT_TAKEN]
 
 
+@pytest.mark.parametrize("name", ["keras", "v1"])
+def test_errors_of_pairs_have_notes(name: str) -> None:
+    assert notes_of(Training(name).step_over_zip) == [NOT_TAKEN]
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("name", ["optim", "optim closure", "keras", "v1"])
 def test_interruption_while_a_step_waits_has_no_false_note(name: str, kind: Any) -> None:
@@ -101,3 +113,16 @@ def test_interruption_while_a_step_waits_has_no_false_note(name: str, kind: Any)
     training.lock.entry_action = interrupt
     notes = notes_of(training.fail if "closure" in name else training.step)
     assert notes == [NOT_TAKEN] or (name, kind, notes) == ("v1", KeyboardInterrupt, [])
+
+
+def test_note_tells_of_steps_in_the_closure() -> None:
+    training = Training("optim")
+
+    def closure() -> None:
+        training.step()
+        raise KeyError
+
+    assert notes_of(partial(training.fail.func, closure)) == [
+        "The step was not taken, but other steps were while its closure ran."
+    ]
+    assert notes_of(partial(training.fail.func, training.fail)) == [NOT_TAKEN]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 
 from attack.interruptions import TRAININGS, Training
-from interruptions import interrupt, outcome
+from interruptions import collected, interrupt, messages, outcome
 from thalweg import Variable, distribute, optim
-from thalweg._core import reentrance, replay
-from thalweg._engines.cpu import openmp
+from thalweg._core import reentrance
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -294,54 +292,6 @@ def test_nested_step_after_assigned_count_counts_or_raises(steps: int) -> None:
             twin.apply_gradients(own_pairs)
         assert int(optimizer.iterations) == 42 + len(handled), place
         assert torch.equal(pairs[0][1].detach(), own_pairs[0][1].detach()), place
-
-
-class Finalizer:
-    """Garbage that takes a step when it is collected."""
-
-    def __init__(self, step: Callable[[], Any]) -> None:
-        self.cycle, self.step = self, step
-
-    def __del__(self) -> None:
-        try:
-            self.step()
-            messages.append("counted")
-        except FailedPreconditionError as error:
-            messages.append(str(error))
-
-
-messages: list[str] = []
-
-
-def collected(step: Callable[[], Any]) -> None:
-    Finalizer(step)
-    gc.collect()
-
-
-def test_finalizer_step_within_kernels_without_the_lock_raises(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("_LARGE", "_LARGE_PER_VARIABLE"):
-        monkeypatch.setattr(replay, name, 0)
-    (param, optimizer), (twin_param, twin) = trained(5), trained(5)
-    assert optimizer.step_cache.replay.snapshot.releases_lock
-    call_on_team = openmp.call_on_team
-
-    def call_with_collection(*arguments: Any) -> Any:
-        kernels = call_on_team(*arguments)
-        return lambda: (collected(optimizer.step), kernels(), collected(optimizer.step))[1]
-
-    messages.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(openmp, "call_on_team", call_with_collection)
-        optimizer.step()
-    twin.step()
-    assert len(messages) == 2
-    assert all("was called within a step of the same optimizer" in x for x in messages)
-    assert torch.equal(param, twin_param)
-    optimizer.step(), twin.step()
-    assert (optimizer.last_step.count, optimizer.state[param]["step"].item()) == (7, 7)
-    assert torch.equal(param, twin_param)
 
 
 def step_of_torch(param: Any) -> Callable[[], Any]:

@@ -238,13 +238,18 @@ def test_names_give_the_arguments_of_a_trainer(tmp_path: Path) -> None:
     entries = {"rule": "Muon", "ns_steps": 3, "lr": 5e-5, "weight_decay": 0.1}
     assert any(entries.items() <= group.items() for group in optimizer.param_groups)
     assert {group["lr"] for group in optimizer.param_groups} == {5e-5}
-    arguments.optim_args = "betas=(0.9, 0.95), adamw={'lr': 1e-4, 'eps': 1e-8},,foo=cpu"
+    arguments.optim_args = (
+        "betas=(0.9, 0.95), adamw={'lr': 1e-4, 'eps': 1e-8},,foo=cpu,key=')',text='a,(b'"
+    )
     _, options = optimizer_cls_and_kwargs("thalweg_muon", arguments)
-    assert (options["betas"], options["foo"]) == ((0.9, 0.95), "cpu")
+    values = [options[name] for name in ("betas", "foo", "key", "text")]
+    assert values == [(0.9, 0.95), "cpu", ")", "a,(b"]
     assert {"lr": 1e-4, "eps": 1e-8, "weight_decay": 0.1}.items() <= options["adamw"].items()
     for name, text, message in (
         ("thalweg_muon", "ns_steps", "has 'ns_steps'; an entry"),
         ("thalweg_muon", "betas=(0.9,lr=1", "brackets that do not match"),
+        ("thalweg_muon", "a=1),b=(2", "brackets that do not match"),
+        ("thalweg_muon", "a=[1,2},b=3", "brackets that do not match"),
         ("muon", "", "known are"),
     ):
         arguments.optim_args = text

@@ -407,12 +407,20 @@ DIVIDED = [
     "a, b = self.fc(x)", "y = self.fc(x).float(); z = y * 2; a, b = torch.chunk(z, 2)",
     "y: Tensor = self.act(self.fc(x)); y = y.view(2, 3)", "y = [z for z in self.fc(x)]",
     "y = self.shape(self.fc(x)); y = y.view(2, 3)", "y = torch.relu(self.fc(x))[..., ::2]",
+    "a, b = torch.chunk(input=self.fc(x), chunks=2)", "y = rearrange(tensor=self.fc(x), pattern=p)",
+    "self.h = self.fc(x); a, b = self.h.chunk(2)", "self.h: Tensor = self.fc(x); self.h.chunk(2)",
+    "y = x; y *= self.fc(x); a, b = y.chunk(2)",
+    "y = self.fc(x) if c else self.other(x); a, b = y.chunk(2)",
+    "y = c if c else self.fc(x); a, b = y.chunk(2)",
+    "a, b = torch.cat([x, self.fc(x)]).chunk(2)", "y = torch.cat(tensors=(self.fc(x), x))[:2]",
 ]  # fmt: skip
 WHOLE = [
     "y = self.fc(x)", "return self.out(F.silu(self.fc(x)))",
     "y = self.out(self.fc(x)); y.view(2, 3)",
     "x = x + self.fc(x); a, b = x.chunk(2)", "n = self.fc(x).size(0); y = x.view(n, -1)",
     "a, b = self.attend(self.fc(x))", "y = self.fc(x.view(2, 3))", "y = f(self.fc(x))[0]",
+    "self.h = self.fc(x); n, m = self.other.chunk(2)",
+    "x += self.fc(x); a, b = x.chunk(2)", "y = self.out(input=self.fc(x)); y.view(2, 3)",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from interruptions import collected, messages
 from pairwise import cover_values
 from replay_twins import (
     OPTIONS,
@@ -182,6 +183,38 @@ def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
             assert opt.step_cache.replay is None or opt.step_cache.replay.snapshot.releases_lock
 
     assert compare(make, torch.float32, prepare, **extras) == 5
+
+
+@pytest.mark.parametrize("name", LARGE_STEPS)
+def test_finalizer_step_within_a_large_step_raises(
+    name: str, large_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, extras = LARGE_STEPS[name]
+    sides = [(make(weights, **extras), weights) for weights in (make_params(), make_params())]
+    (opt, _), _ = sides
+    call_on_team, is_collecting = openmp.call_on_team, False
+    messages.clear()
+
+    def call_with_collection(*arguments: Any) -> Any:
+        kernels = call_on_team(*arguments)
+        collect = partial(collected, opt.step) if is_collecting else lambda: None
+        return lambda: (collect(), kernels(), collect())[1]
+
+    monkeypatch.setattr(openmp, "call_on_team", call_with_collection)
+    count = 6 * extras.get("accumulate", 1)
+    for step in range(count):
+        for side, weights in sides:
+            if extras.get("fused_unscale"):
+                side.found_inf, side.grad_scale = torch.zeros(()), torch.tensor(4.0)
+            set_grads(weights, step)
+            is_collecting = side is opt and step + 1 == count
+            side.step()
+    assert messages
+    assert {x.partition(" within ")[2][:31] for x in messages} == {
+        "a step of the same optimizer, s"
+    }
+    for (key, actual), (_, expected) in zip(*(snapshot(*side) for side in sides), strict=True):
+        assert are_same(actual, expected), key
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from thalweg._base import locks
 from thalweg._base.execution_context import thread as running
 from thalweg._core.state import entries
 from thalweg._engines.denormals import is_flushing
+from thalweg.errors import FailedPreconditionError
 
 
 def block_switches() -> tuple[Any, ...]:
@@ -137,3 +139,25 @@ def interrupted_in_contextlib(number: int, work: Callable[[], Any]) -> KeyboardI
     finally:
         sys.settrace(previous_trace)
     return None
+
+
+class Finalizer:
+    """Garbage that takes a step when it is collected."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self.cycle, self.step = self, step
+
+    def __del__(self) -> None:
+        try:
+            self.step()
+            messages.append("counted")
+        except FailedPreconditionError as error:
+            messages.append(str(error))
+
+
+messages: list[str] = []
+
+
+def collected(step: Callable[[], Any]) -> None:
+    Finalizer(step)
+    gc.collect()

@@ -118,6 +118,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda a, e, i: tf.gather(a[:2], tf.stack([i, i + 1]), batch_dims=1),
         np.stack([A[0, [2, 0]], A[1, [3, 1]]]),
     ),
+    "gather in batches that end at the last dimension": (
+        lambda a, e, i: tf.gather(a[:2], tf.stack([i, i + 1]), batch_dims=-1),
+        np.stack([A[0, [2, 0]], A[1, [3, 1]]]),
+    ),
     "gather of rows in batches": (
         lambda a, e, i: tf.gather(tf.stack([a, -a]), tf.stack([i, i]), axis=1, batch_dims=1),
         np.stack([A[[2, 0]], -A[[2, 0]]]),
@@ -267,6 +271,9 @@ INVALID: dict[str, tuple[Callable[..., Any], str]] = {
     "stack of nothing": (lambda a, i: tf.stack([], 1), "at least one tensor"),
     "gather of other batches": (
         lambda a, i: tf.gather(a, tf.stack([i, i]), batch_dims=1), "share 1 leading dimensions",
+    ),
+    "gather of too few dimensions": (
+        lambda a, i: tf.gather(a[:2], tf.stack([i, i]), batch_dims=-3), "share -1 leading",
     ),
     "gather along a batch": (
         lambda a, i: tf.gather(a[:2], tf.stack([i, i]), axis=0, batch_dims=1), "axis must be at",
@@ -495,3 +502,13 @@ def test_existing_target_file_raises(tmp_path: Path) -> None:
             call()
     v1.gfile.Copy(source, target, overwrite=True)
     assert target.read_text() == "1"
+
+
+def test_gather_rejects_rows_of_other_batches_on_every_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tf.arrays, "_check_range", lambda rows, row_count: False)  # as on a GPU
+    for row in (-1, 4):
+        with pytest.raises(IndexError, match="out of range"):
+            tf.gather(A[:2], [[0], [row]], batch_dims=1)
+    assert tf.gather(A[:2], [[0], [3]], batch_dims=1).tolist() == [[A[0, 0]], [A[1, 3]]]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from io import IOBase
-from typing import Any, ParamSpec, TypeVar
+from itertools import compress
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -23,7 +24,20 @@ _T = TypeVar("_T")
 Call = Callable[[], Any]
 Sections = tuple[Sequence[Call], Sequence[Call]]
 
+# Calls the remaining functions of an iterator of `calls`; itself a callable in C.
+drain: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
+
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+def calls(functions: Iterable[Call]) -> Iterator[Any]:
+    """Return an iterator that calls the next function at each step and yields its result."""
+    return map(operator.call, functions)
+
+
+def when(condition: Iterable[object], call: Call) -> Call:
+    """Return a function in C that calls `call` if the iterator `condition` yields a true value."""
+    return partial(drain, calls(compress([call], condition)))
 
 
 class _Entering:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ class FusedStage(Stage):
             measures of "row" and "column", slots with per="row" and per="column", and scalars.
             `mean_over_rows` and `mean_over_columns` average over a matrix. `exp`, `log` and `power`
             are not allowed, because their last bits differ in torch. A `functools.partial` binds
-            scalars to numbers by keyword.
+            scalars to finite numbers by keyword.
         makes: The names of the values, from the names that the function receives.
 
     Raises:
@@ -45,10 +46,9 @@ class FusedStage(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         bound = partial(self.function)
-        are_numbers = all(isinstance(number, int | float) for number in bound.keywords.values())
-        if bound.args or not are_numbers:
+        if bound.args or not all(map(_is_finite, bound.keywords.values())):
             raise RuleError(
-                f"A FusedStage binds numbers by keyword, not {show_value(self.function)}."
+                f"A FusedStage binds finite numbers by keyword, not {show_value(self.function)}."
             )
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
         if not names or not all(isinstance(name, str) and name for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -65,6 +65,11 @@ class FusedStage(Stage):
         outputs = self.function(**arguments)
         values = cast("tuple[Any, ...]", outputs) if isinstance(outputs, tuple) else (outputs,)
         return dict(zip(self.makes, values, strict=True))
+
+
+def _is_finite(value: object) -> bool:
+    """Return True if a value is an int or a float that is finite as a float64."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 @exported_from("thalweg.formula")

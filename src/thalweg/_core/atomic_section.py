@@ -11,10 +11,8 @@ subclasses; `detach()` gives a plain tensor over the same memory, with the same 
 from __future__ import annotations
 
 import operator
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -23,26 +21,10 @@ from torch._C import (
     _DisableTorchDispatch,  # pyright: ignore[reportPrivateUsage]
 )
 
-from thalweg._base.context_managers import Call
+from thalweg._base.context_managers import Call, calls, drain, when
 from thalweg._engines.layout import byte_span
 from thalweg._engines.memory_protection import check_numbers_writable
 from thalweg.variable import dtype_name
-
-# Calls the remaining functions of an iterator of `calls`; itself a callable in C.
-drain: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
-
-
-def calls(functions: Iterable[Call]) -> Iterator[Any]:
-    """Return an iterator that calls the next function at each step and yields its result."""
-    return map(operator.call, functions)
-
-
-def when(condition: Iterable[object], call: Call) -> Call:
-    """Return a function in C that calls `call` if a condition is true when the function runs.
-
-    `condition` is an iterator in C that then yields one value; only its truth counts.
-    """
-    return partial(drain, map(operator.call, compress([call], condition)))
 
 
 def unless_resized(call: Call) -> Call:

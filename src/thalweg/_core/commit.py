@@ -91,7 +91,7 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
                 error.add_note(advice)
 
 
-def say_refused(error: BaseException) -> None:
+def annotate_not_taken(error: BaseException) -> None:
     """Note on an error that nothing has changed.
 
     Do nothing if a note says that a step was taken or skipped, or if the error is a

@@ -450,10 +450,10 @@ def written_of(cached_plan: CachedPlan) -> list[Tensor]:
     return [*plan_of(cached_plan).written, *_other_slots_of(cached_plan)]
 
 
-def places_of(cached_plan: CachedPlan) -> list[tuple[Tensor, int]]:
+def tensor_addresses_of(cached_plan: CachedPlan) -> list[tuple[Tensor, int]]:
     """Return (tensor, address) of all tensors that the update and the passes access."""
     plans = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
-    return [place for plan in plans for place in plan.places()]
+    return [pair for plan in plans for pair in plan.tensor_addresses()]
 
 
 def bounds_of(cached_plan: CachedPlan) -> Int64:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._base.execution_context import executing_eagerly
-from thalweg._core.commit import add_taken, say_refused
+from thalweg._core.commit import add_taken, annotate_not_taken
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan, PlanCache
 from thalweg._core.replay import ERRORS, is_traced, replay_block
@@ -78,7 +78,7 @@ class ReplayedApply(ABC):
             else:
                 # The scalars may be in part those of another step.
                 cache.replay = None
-                say_refused(error)
+                annotate_not_taken(error)
             raise
 
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:

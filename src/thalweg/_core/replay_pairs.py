@@ -25,10 +25,10 @@ from thalweg._core.replay import (
     bounds_of,
     hold_tensors,
     make_guard_table,
-    places_of,
     plan_of,
     replay_block,
     stands,
+    tensor_addresses_of,
     written_of,
 )
 from thalweg._core.scalar_programs import RuleScalars
@@ -205,7 +205,7 @@ class ReplayedPairs:
             )
         )
         self._drop_dicts(attributes)
-        return guards.has_recorded(places_of(self.planned))
+        return guards.has_recorded(tensor_addresses_of(self.planned))
 
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
         """Drop references to dicts with a key that may change.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thalweg._base.execution_context import executing_eagerly
-from thalweg._core.commit import TAKEN, add_note, add_taken, say_refused
+from thalweg._core.commit import TAKEN, add_note, add_taken, annotate_not_taken
 from thalweg._core.plan_cache import PlanCache
 
 ReplayFactory = Callable[[Any, PlanCache, Any], Any]
@@ -60,7 +60,7 @@ def progress_of(cache: PlanCache) -> tuple[int, Sequence[str]]:
     return count_replayed(cache), cache.begun
 
 
-def say_what_became(
+def annotate_outcome(
     error: BaseException, cache: PlanCache, progress: tuple[int, Sequence[str]]
 ) -> None:
     """Add a note to an error of an eager step: it was taken or skipped, or nothing has changed.
@@ -81,7 +81,7 @@ def say_what_became(
     elif count > progress[0]:
         add_taken(error)
     else:
-        say_refused(error)
+        annotate_not_taken(error)
 
 
 def count_replayed(cache: PlanCache) -> int:

@@ -63,7 +63,7 @@ def commit_single_round(
         return []
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
-    writes = [*write_round.checks, *write_round.calls]
+    writes = write_round.all_calls
     if adapter.apply_flag is not None:
         return write_step(writes, callbacks, counters, adapter.begun, LEFT)
     return write_step(writes, callbacks, counters, adapter.begun)
@@ -100,7 +100,7 @@ def commit_rounds(
         for write_round in rounds:
             if guard is not None:
                 guard.check_in_place()
-            drain(calls([*write_round.checks, *write_round.calls]))
+            drain(calls(write_round.all_calls))
             for index in write_round.members if adapter.constrains else ():
                 errors += constrained(targets[index], request.titles[index])
         # Constraints have run, which may resize a counter.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from operator import eq, is_
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg._base.context_managers import calls, drain
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines import layout
@@ -24,6 +25,7 @@ from thalweg._engines.held_memory import (
     check_call,
     hold_memory,
     moved_error,
+    raise_cut,
     read_addresses,
 )
 from thalweg._engines.metadata_guard import MetadataGuard
@@ -186,13 +188,13 @@ class DensePlan:
         Raises:
             LayoutError: Another thread has replaced a tensor since validation.
         """
-        all_slots = [slot for var_slots in request.slots for slot in var_slots]
+        all_slots = list(chain.from_iterable(request.slots))
+        # Before aliases are made: an assignment by another thread counts itself last.
         self._storage_guard = StorageGuard(all_slots)
-        slot_aliases = iter(self._storage_guard.aliases)
-        slots = [list(islice(slot_aliases, len(var_slots))) for var_slots in request.slots]
-        aliases = hold_memory(request._replace(slots=slots))
+        aliases = hold_memory(request)
         copies = [copy for copy in aliases.copies or () if copy is not None]
-        all_aliases = self._storage_guard.aliases
+        all_aliases = list(chain.from_iterable(aliases.slots))
+        self._storage_guard.record_memory(all_aliases)
         indices = _select_one_per_storage(all_aliases)
         written_slots = [all_slots[index] for index in indices]
         self.written = [*self.variables, *written_slots, *self._copy_tensors]
@@ -206,10 +208,10 @@ class DensePlan:
         self.bounds = layout.merge_byte_spans([*aliases.variables, *all_aliases, *copies])
         return aliases
 
-    def places(self) -> list[tuple[Tensor, int]]:
+    def tensor_addresses(self) -> list[tuple[Tensor, int]]:
         """Return (tensor, address in the tables) of all variables, slots and copies."""
-        places = list(zip(self.written, self._pointers, strict=True))
-        return places + self._storage_guard.places()
+        pairs = list(zip(self.written, self._pointers, strict=True))
+        return pairs + self._storage_guard.slot_addresses()
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """Bind the plan to the gradients of a request and return True.
@@ -378,7 +380,11 @@ class DensePlan:
 
         Sums and peaks are a tensor on `device`, or an array if `device` is None. Variables without
         elements have sums and peaks of 0, and no leaves or measures.
+
+        Raises:
+            LayoutError: The memory of a variable, a slot, a copy or a gradient was cut.
         """
+        drain(calls(self.memory_checks()))
         groups = self.groups
         if reduction.kind in ("sums", "leaves"):
             groups = self._as_row_major(groups, reduction.formulas)
@@ -418,22 +424,17 @@ class DensePlan:
         return self._row_major_groups.refresh(groups, gradients, formulas)
 
     def memory_checks(self) -> list[Call]:
-        """Return `WriteRound.checks` of the plan and its gradients; call them before any other
-        code runs.
-        """
+        """Return `WriteRound.checks` of the plan and its gradients."""
         present = chain(
             map(Tensor.data_ptr, self._held_tensors),
             map(UntypedStorage.data_ptr, self._gradient_storages),
         )
         addresses = [*self._pointers, *self._gradient_starts]
-        return [check_call(present, addresses, self._raise_cut)]
-
-    def _raise_cut(self) -> None:
-        """Raise LayoutError for the first variable whose storages were cut."""
-        tensors = [*self._request.variables, *self._gradients]
-        count = len(self.variables)
-        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in tensors]
-        raise moved_error(self._request.titles, are_cut.index(True) % count if any(are_cut) else 0)
+        request = self._request
+        others = zip(request.variables, self._gradients, self.copies, strict=False)
+        # The iterators serve one call.
+        fail = partial(raise_cut, request.titles, map(chain, others, request.slots))
+        return [check_call(present, addresses, fail)]
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return functions without arguments that write all variables, slots and copies."""

@@ -68,15 +68,16 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
     """Return the cached, checked source of a formula.
 
     Args:
-        function: The formula. A `functools.partial` binds some of its scalars to numbers.
-        is_stage: True for the formula of a `FusedStage`.
+        function: The formula.
+        is_stage: True for the formula of a `FusedStage`, of which a `functools.partial` may bind
+            scalars to numbers.
 
     Raises:
         RuleError: The formula is not straight arithmetic. The message names formula and line. Or a
             bound name is not a scalar of the formula.
     """
-    if isinstance(function, functools.partial):
-        return _bind_constants(read_source(function.func, is_stage), function)
+    if is_stage and isinstance(function, functools.partial):
+        return _bind_constants(read_source(function.func, is_stage=True), function)
     sources = _sources.get(function, {}) if isinstance(function, types.FunctionType) else {}
     if is_stage not in sources:
         sources[is_stage] = _parse_source(function, is_stage)

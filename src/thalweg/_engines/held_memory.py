@@ -9,17 +9,16 @@ frees the memory of all tensors over the storage: `check_call` detects that befo
 from __future__ import annotations
 
 import operator
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain, compress
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from itertools import chain, compress, count
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg._base.context_managers import when
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Int64
 from thalweg._engines.layout import STORAGE_NAMES, is_dense, same_strides, without_records
@@ -114,10 +113,25 @@ def check_call(present: Iterable[int], addresses: Sequence[int], fail: Call) -> 
         addresses: The expected addresses.
     """
     are_same = map(operator.eq, present, addresses)
-    # `compress` selects `fail`, or nothing.
-    is_changed = map(operator.not_, map(all, (are_same,)))
-    calls: Iterator[Any] = map(operator.call, compress((fail,), is_changed))
-    return partial(cast("Callable[..., Any]", deque), calls, 0)
+    return when(map(operator.not_, map(all, (are_same,))), fail)
+
+
+def raise_cut(titles: Sequence[str], tensors_by_variable: Iterable[Iterable[Any]]) -> NoReturn:
+    """Raise LayoutError for the first variable with a tensor whose storage is empty.
+
+    If no storage is empty, raise the error for the first variable.
+
+    Args:
+        tensors_by_variable: The tensors of each variable; objects of other types are ignored.
+    """
+    are_cut = (any(map(_is_cut, tensors)) for tensors in tensors_by_variable)
+    raise moved_error(titles, next(compress(count(), are_cut), 0))
+
+
+def _is_cut(tensor: object) -> bool:
+    if not isinstance(tensor, Tensor):
+        return False
+    return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
 
 
 def moved_error(titles: Sequence[str], index: int) -> LayoutError:

@@ -142,13 +142,18 @@ class WriteRound(NamedTuple):
     Attributes:
         members: The indices of the round's variables in the step.
         calls: Functions without arguments that write the new values.
-        checks: Functions in C to call before all writes of the step; they raise LayoutError if
-            memory that kernels access was freed by `UntypedStorage.resize_`.
+        checks: Functions in C to call once, before the writes of the round. A check raises
+            LayoutError if memory that kernels access was freed by `UntypedStorage.resize_`.
     """
 
     members: Sequence[int]
     calls: list[Call]
     checks: Sequence[Call] = ()
+
+    @property
+    def all_calls(self) -> list[Call]:
+        """The checks, followed by the calls."""
+        return [*self.checks, *self.calls]
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import count
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._base.context_managers import no_grad
+from thalweg._base.context_managers import calls, drain, no_grad
 from thalweg._base.device_numbers import to_host
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure, Pass, Stage
@@ -26,7 +26,7 @@ from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
-from thalweg._engines.held_memory import check_call, moved_error
+from thalweg._engines.held_memory import check_call, raise_cut
 from thalweg._engines.matrix_batches import (
     COUNT,
     NUMBER,
@@ -364,7 +364,7 @@ class StagedStep:
         self._variables, self._titles = list(request.variables), request.titles
         self.stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
-        self._held_slots: list[Tensor] = []
+        self._held_slots: Sequence[Sequence[Tensor]] = ()
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
             if isinstance(rule_pass, FusedStage):
@@ -444,6 +444,9 @@ class StagedStep:
             by_variable = {**columns.by_variable, NUMBER: np.array(self._variable_numbers)}
             stage_columns = columns._replace(by_variable=by_variable)
         with no_grad():
+            if self._short_groups:
+                checks = cast("DensePlan", self.update_plan).memory_checks()
+                drain(calls([*checks, *self._slot_checks()]))
             for members, group in self._short_groups:
                 group.run_passes(columns.of_members(members))
             if self._rule.is_of_lines:
@@ -461,9 +464,9 @@ class StagedStep:
                     self._numbers = None
             if self._rule.is_of_lines:
                 self._matrices.write_slots(slots, updates)
-        calls = [self._mark_slots_written] if self._short_groups else list[Call]()
-        calls += [call for _, group in self._short_groups for call in group.write_staged()]
-        return [*calls, *columns.write_calls(*updates.pairs())]
+        writes = [self._mark_slots_written] if self._short_groups else list[Call]()
+        writes += [call for _, group in self._short_groups for call in group.write_staged()]
+        return [*writes, *columns.write_calls(*updates.pairs())]
 
     @property
     def stage_scalars(self) -> tuple[str, ...]:
@@ -547,7 +550,7 @@ class StagedStep:
             return slots
         slots = slots or [()] * len(self._variables)
         slots = [list(map(Tensor.detach, var_slots)) for var_slots in slots]
-        self._held_slots = aliases = [alias for var_slots in slots for alias in var_slots]
+        self._held_slots, aliases = slots, list(chain.from_iterable(slots))
         try:
             slot_layout: list[Any] | None = [
                 list(map(id, all_slots)),
@@ -608,7 +611,7 @@ class StagedStep:
             )
             raise
         for write_round in rounds:
-            for call in (*write_round.checks, *write_round.calls):
+            for call in write_round.all_calls:
                 call()
 
     @property
@@ -683,13 +686,9 @@ class StagedStep:
         """Return `WriteRound.checks` of `shaped_slots`."""
         if self._slot_layout is None:
             return []
-        present = map(Tensor.data_ptr, self._held_slots)
-        return [check_call(present, self._slot_layout[1], self._raise_cut)]
-
-    def _raise_cut(self) -> None:
-        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in self._held_slots]
-        index = are_cut.index(True) if any(are_cut) else 0
-        raise moved_error(self._titles, index * len(self._titles) // len(are_cut))
+        present = map(Tensor.data_ptr, chain.from_iterable(self._held_slots))
+        fail = partial(raise_cut, self._titles, self._held_slots)
+        return [check_call(present, self._slot_layout[1], fail)]
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""

@@ -19,9 +19,6 @@ class StorageGuard:
 
     Args:
         slots: The slots of the plan.
-
-    Attributes:
-        aliases: Detached aliases of the slots, whose memory and layout `confirm_places` expects.
     """
 
     def __init__(self, slots: Sequence[Tensor]) -> None:
@@ -31,14 +28,15 @@ class StorageGuard:
             id(slot.moves): slot.moves for slot in slots if isinstance(slot, StateVariable)
         }
         self._moves = list(moves_by_id.values())
-        # Read before the aliases are made: an assignment by another thread counts itself last.
         self._move_counts = [moves.count for moves in self._moves]
-        self.aliases = list(map(Tensor.detach, slots))
-        self._addresses = list(map(Tensor.data_ptr, self.aliases))
-        self._layouts = list(map(_read_layout, self.aliases))
+
+    def record_memory(self, aliases: Sequence[Tensor]) -> None:
+        """Record the memory and layout of aliases of the slots, made after this object."""
+        self._addresses = list(map(Tensor.data_ptr, aliases))
+        self._layouts = list(map(_read_layout, aliases))
         self._watch_storages()
 
-    def places(self) -> list[tuple[Tensor, int]]:
+    def slot_addresses(self) -> list[tuple[Tensor, int]]:
         """Return (slot, address) pairs."""
         return list(zip(self._slots, self._addresses, strict=True))
 
@@ -60,7 +58,7 @@ class StorageGuard:
         self._metadata_guard = MetadataGuard()
 
     def confirm_places(self) -> bool:
-        """Return True if all slots have the memory and layout that the constructor recorded.
+        """Return True if all slots have the memory and layout that `record_memory` recorded.
 
         Raises:
             RuntimeError: A slot has no memory.

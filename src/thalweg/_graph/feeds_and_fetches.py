@@ -157,8 +157,6 @@ def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> 
         rows = shape[0]
     if rows is not None:
         slices.check_range(rows)
-    if values is slices.values:
-        return slices
     return IndexedSlices(values, slices.indices, slices.dense_shape)
 
 

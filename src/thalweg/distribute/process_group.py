@@ -73,10 +73,15 @@ class Ranks:
 
     @property
     def _group(self) -> Any:
-        """Process group, or None for the default group; raise RuntimeError if it was destroyed."""
+        """Process group, or None for the default group.
+
+        Raise FailedPreconditionError if the group was destroyed.
+        """
         group = None if self._group_ref is None else self._group_ref()
         if group is None and self._group_ref is not None:
-            raise FailedPreconditionError("the process group was destroyed")
+            raise FailedPreconditionError(
+                "The process group of this strategy was destroyed. Make a strategy for a new group."
+            )
         return group
 
     @property

@@ -19,6 +19,7 @@ from thalweg.optim.class_lookup import class_named
 from thalweg.optim.rule_names import KINDS
 
 PREFIX = "thalweg_"
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _CODECS: dict[str, dict[str, str]] = {"": {}, "_8bit": {"state_storage": "8bit"}}
 # Class and further options, by the name of an optimizer.
 _SETTINGS = {
@@ -140,7 +141,7 @@ def _read_options(text: str | None) -> dict[str, Any]:
     """Return {option: value} from a text such as "ema_decay=0.999,betas=(0.9,0.95)".
 
     Raises:
-        InvalidArgumentError: An entry has no "=", or brackets are not closed.
+        InvalidArgumentError: An entry has no "=", or brackets do not match.
     """
     options: dict[str, Any] = {}
     for entry in _split_entries((text or "").replace(" ", "")):
@@ -155,15 +156,21 @@ def _read_options(text: str | None) -> dict[str, Any]:
 
 
 def _split_entries(text: str) -> list[str]:
-    """Split a text at the commas outside of brackets; raise if brackets are not closed."""
-    entries, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and not depth:
+    """Split a text at the commas outside of brackets and quotes; raise if brackets do not match."""
+    entries, closing = [""], ""
+    for part in re.findall(r"'[^']*'|\"[^\"]*\"|.", text, re.DOTALL):
+        if part == "," and not closing:
             entries.append("")
-        else:
-            entries[-1] += character
-    if depth:
+            continue
+        entries[-1] += part
+        if part in _BRACKETS:
+            closing += _BRACKETS[part]
+        elif part in _BRACKETS.values():
+            if not closing.endswith(part):
+                closing = part
+                break
+            closing = closing[:-1]
+    if closing:
         raise InvalidArgumentError(
             f"optim_args has brackets that do not match: {show_value(text)}."
         )

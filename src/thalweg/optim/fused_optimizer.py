@@ -82,6 +82,7 @@ _NOT_IN_GRAPHS = (
 )
 _WAS_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
+_NESTED = "The step was not taken, but other steps were while its closure ran."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
 
@@ -359,16 +360,22 @@ class FusedOptimizer(GroupChecks):
 
         Args:
             closure: As in `step`.
-            results: Receives the result of `_describe_progress` after the step.
+            results: Receives the result of `_describe_progress` after the step, or a note on
+                other steps if the closure fails.
         """
         # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
         self._check_alone()
-        loss = None
+        cache, loss = self.step_cache, None
         if closure is not None:
-            with enable_grad():
-                loss = closure()
-        cache = self.step_cache
+            total = cache.total
+            try:
+                with enable_grad():
+                    loss = closure()
+            except BaseException as error:
+                if cache.total != total and not says_committed(error):
+                    results.append(([_NESTED], ""))
+                raise
         if loss is not None:
             self._note_loss(loss)
         # A backward pass that was interrupted may have left gradients whose transfer has begun.

@@ -151,10 +151,8 @@ def _divides(node: ast.AST, outputs: _Outputs) -> bool:
     """Return True if a node divides outputs; add the variable that it assigns outputs to."""
     holds = partial(_holds, outputs=outputs)
     match node:
-        case ast.Call(func=ast.Attribute(attr=name, value=value), args=args):
-            return name in _DIVIDERS and any(map(holds, [value, *args[:1]]))
-        case ast.Call(func=ast.Name(id=name), args=args):
-            return name in _DIVIDERS and any(map(holds, args[:1]))
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name in _DIVIDERS and any(map(holds, _list_operands(node)))
         # An element of a function's result, which may be a tuple.
         case (
             ast.Assign(targets=[ast.Tuple() | ast.List()], value=ast.Call(func=func))
@@ -169,11 +167,14 @@ def _divides(node: ast.AST, outputs: _Outputs) -> bool:
         ):
             return holds(value)
         case (
-            ast.Assign(targets=[ast.Name(id=name)], value=value)
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            | ast.NamedExpr(target=ast.Name(id=name), value=value)
+            ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value)
+            | ast.AnnAssign(
+                target=ast.Name() | ast.Attribute() as target, value=ast.expr() as value
+            )
+            | ast.AugAssign(target=target, op=ast.Mult() | ast.Div() | ast.Sub(), value=value)
+            | ast.NamedExpr(target=target, value=value)
         ) if holds(value):
-            outputs.names.add(name)
+            outputs.names.add(ast.unparse(target))
         case _:
             pass
     return False
@@ -183,8 +184,12 @@ def _holds(value: ast.expr, outputs: _Outputs) -> bool:
     """Return True if an expression may have the outputs, perhaps after functions of elements."""
     holds = partial(_holds, outputs=outputs)
     match value:
-        case ast.Name(id=name):
-            return name in outputs.names
+        case ast.Name() | ast.Attribute():
+            return ast.unparse(value) in outputs.names
+        case ast.IfExp(body=body, orelse=other):
+            return holds(body) or holds(other)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return any(map(holds, elements))
         case ast.NamedExpr(value=inner) | ast.UnaryOp(operand=inner):
             return holds(inner)
         # The right operand of a sum is often added to the residual stream.
@@ -192,16 +197,21 @@ def _holds(value: ast.expr, outputs: _Outputs) -> bool:
             return holds(left)
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.Sub(), right=right):
             return holds(left) or holds(right)
-        case ast.Call(func=func, args=args):
+        case ast.Call(func=func):
             name = ast.unparse(func)
             if name == outputs.layer:
                 return True
             if name in outputs.layers or name.rpartition(".")[2] in _SIZES:
                 return False
-            operands = [func.value] if isinstance(func, ast.Attribute) else []
-            return any(map(holds, [*operands, *args[:1]]))
+            return any(map(holds, _list_operands(value)))
         case _:
             return False
+
+
+def _list_operands(call: ast.Call) -> list[ast.expr]:
+    """Return the object of a method, the first argument and the keyword arguments of a call."""
+    objects = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+    return [*objects, *call.args[:1], *(keyword.value for keyword in call.keywords)]
 
 
 def unused_decision(layers: Iterable[nn.Module], leaf: str) -> str:

@@ -152,9 +152,12 @@ class ReplayedStep:
         self._make_launches(optimizer, transforms, plans)
         guards.releases_lock = not are_small(plans)
         self._write_guards(guards, gradients, idle_params)
+        # True if finalizers may run between the native calls of a step.
+        has_end_calls = bool(self._passes) or transforms.judge is not None
+        self._is_divided = guards.releases_lock or has_end_calls
         self._absent = {}
-        places = (sub_step.accessed_places() for sub_step in sub_steps)
-        return guards.has_recorded(chain.from_iterable(places))
+        pairs = (sub_step.tensor_addresses() for sub_step in sub_steps)
+        return guards.has_recorded(chain.from_iterable(pairs))
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs for the scalars of each step, such as its rate.
@@ -378,6 +381,7 @@ class ReplayedStep:
                 try:
                     flags = replay_block.UNRECORDED if unrecorded else 0
                     is_taken = self._take(optimizer, optimizer.__dict__, cache, flags)
+                    cache.stepping = stepping
                 except BaseException:
                     # An interrupted step may have left scalars of two steps in the kernels.
                     is_taken = self.snapshot.replay_count != former_count
@@ -415,15 +419,19 @@ class ReplayedStep:
             or (self._rounds_as_tensor and torch.get_default_dtype() != torch.float32)
         ):
             return False
+        guards = self.snapshot
+        if self._is_divided:
+            # A step by a finalizer raises an error; `take` restores the attribute.
+            stepping = Stepping()
+            cache.stepping = ref(stepping)
         if self._is_single_call and "found_inf" not in fields and "grad_scale" not in fields:
             if self._has_threads:
-                self.launches.set_threads(self.snapshot)
-            pairs = self._hold_gradients() if self.snapshot.releases_lock else None
+                self.launches.set_threads(guards)
+            pairs = self._hold_gradients() if guards.releases_lock else None
             if self._passes:
-                status = self._replay(cache, (self.snapshot.replay_count, pairs, (), flags))
+                status = self._replay((guards.replay_count, pairs, (), flags))
             else:
-                call_args = replay_block.ANY_STEP, pairs, (), flags
-                status = self._call_native(cache, replay_block.FULL_STEP, call_args)
+                status = guards.replay(pairs, flags=flags)
             if status:
                 self._drop(optimizer, status)
                 return False
@@ -431,31 +439,7 @@ class ReplayedStep:
             return True
         return self._take_with_scalars(optimizer, fields, flags)
 
-    def _call_native(
-        self, cache: Any, part: int, call_args: tuple[int, Any, Sequence[Call], int]
-    ) -> int:
-        """Run the native call of the update; return 0, or the status of a refusal.
-
-        If the update consists of several calls, the garbage collector may run finalizers between
-        them. `cache.stepping` then makes a step within this step raise an error.
-
-        Args:
-            cache: The step cache of the optimizer.
-            part: A constant of `replay_block`, for `GuardTable.replay`.
-            call_args: As for `_replay`.
-        """
-        guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
-        is_marked = cache.stepping is not None or not (end_calls or guards.releases_lock)
-        if is_marked:
-            return guards.replay(pairs, step_count, part, end_calls, flags)
-        stepping = Stepping()
-        cache.stepping = ref(stepping)
-        status = guards.replay(pairs, step_count, part, end_calls, flags)
-        # After an exception, `take` does this.
-        cache.stepping = None
-        return status
-
-    def _replay(self, cache: Any, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
+    def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
         """Run the native calls of passes (stages before the update) and of the update.
 
         Return 0 if the step was taken, else the constant of the guard that failed.
@@ -473,7 +457,7 @@ class ReplayedStep:
             if status:
                 return status
             writes += slot_writes
-        return self._call_native(cache, part, (step_count, pairs, [*writes, *end_calls], flags))
+        return guards.replay(pairs, step_count, part, [*writes, *end_calls], flags)
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Take a step that needs Python code for gradient sums, transforms or scalars.
@@ -561,7 +545,7 @@ class ReplayedStep:
             return None
         self.launches.set_threads(snapshot)
         native_args = step_count, pairs, [*end_calls, *judge_calls], flags
-        status = self._replay(optimizer.step_cache, native_args)
+        status = self._replay(native_args)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_block.OUT_OF_RANGE:

@@ -18,8 +18,8 @@ from thalweg._core.replay import (
     Launch,
     hold_tensors,
     is_repeatable,
-    places_of,
     stands,
+    tensor_addresses_of,
     written_of,
 )
 from thalweg._core.scalar_programs import RuleScalars
@@ -134,14 +134,14 @@ class ReplayedSubStep:
         """Return one tensor for each version counter that the update raises."""
         return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
-    def accessed_places(self) -> list[tuple[Tensor, int]]:
+    def tensor_addresses(self) -> list[tuple[Tensor, int]]:
         """Return (tensor, address) of all tensors that the update accesses."""
         numbers = [
             pair
             for column in self.columns
             for pair in zip(column.views, column.pointers, strict=True)
         ]
-        return places_of(self.plan) + numbers
+        return tensor_addresses_of(self.plan) + numbers
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
         """Yield (address, length, format in `KINDS`) of an array for each number that a step sets.

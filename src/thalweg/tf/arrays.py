@@ -390,7 +390,8 @@ def gather(
         indices: int32 or int64. In the result's shape, the shape of `indices` replaces the axis.
         validate_indices: Ignored: indices are always validated.
         axis: By default `batch_dims`.
-        batch_dims: Number of leading dimensions that `params` and `indices` share.
+        batch_dims: Number of leading dimensions that `params` and `indices` share. A negative
+            number counts from the rank of `indices`.
 
     Raises:
         InvalidArgumentError: The leading dimensions differ, `axis` is one of them or none of
@@ -401,6 +402,8 @@ def gather(
         return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
     def pick(operand: Tensor, positions: Tensor) -> Tensor:
+        lead = batch_dims + positions.dim() if batch_dims < 0 else batch_dims
+        check_batch(operand, positions, lead)
         rank = operand.dim()
         if not -rank <= gather_axis < rank:
             raise InvalidArgumentError(
@@ -409,7 +412,7 @@ def gather(
         axis = gather_axis % rank
         if not batch_dims:
             return _pick_rows(operand, positions, axis)
-        return _pick_in_batches(operand, positions, axis, batch_dims)
+        return _pick_in_batches(operand, positions, axis, lead)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
@@ -423,30 +426,38 @@ def _pick_rows(operand: Tensor, positions: Tensor, axis: int) -> Tensor:
 
 def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: int) -> Tensor:
     """Return `_pick_rows` of each batch; `batch_dims` is the number of leading dimensions."""
-    check_batch(operand, positions, batch_dims)
     if axis < batch_dims:
         raise InvalidArgumentError(f"axis must be at least batch_dims={batch_dims}, not {axis}.")
     lead, row_count = operand.shape[:batch_dims], operand.shape[axis]
-    _check_range(positions.reshape(-1), row_count)
+    is_checked = _check_range(positions.reshape(-1), row_count)
     # One table of the rows of all batches: row i of batch k is row `k * row_count + i`.
     table = operand.movedim(axis, batch_dims).flatten(0, batch_dims)
     firsts = torch.arange(lead.numel(), dtype=torch.int64, device=positions.device) * row_count
     rows = positions + firsts.view(*lead, *[1] * (positions.dim() - batch_dims))
+    if not is_checked:
+        # `index_select` rejects the number of all rows; `rows` may be those of another batch.
+        rows = torch.where((positions >= 0) & (positions < row_count), rows, len(table))
     picked = table.index_select(0, rows.reshape(-1)).unflatten(0, positions.shape)
     outer = [*builtins.range(batch_dims, axis)]
     return picked.movedim([dim + positions.dim() - batch_dims for dim in outer], outer).contiguous()
 
 
-def _check_range(rows: Tensor, row_count: int) -> None:
+def _check_range(rows: Tensor, row_count: int) -> bool:
+    """Return True if rows on the CPU are in [0, row_count), and False on another device.
+
+    Raise InvalidArgumentError if a row on the CPU is out of range.
+    """
     # On a GPU the check would wait for the device.
-    if rows.device.type == "cpu":
-        IndexedSlices(rows, rows).check_range(row_count)
+    if rows.device.type != "cpu":
+        return False
+    IndexedSlices(rows, rows).check_range(row_count)
+    return True
 
 
 def check_batch(operand: Tensor, positions: Tensor, batch_dims: int) -> None:
     """Raise InvalidArgumentError if two tensors differ in their first `batch_dims` sizes."""
     lead = operand.shape[:batch_dims]
-    if len(lead) < batch_dims or lead != positions.shape[:batch_dims]:
+    if not 0 <= batch_dims <= len(lead) or lead != positions.shape[:batch_dims]:
         raise InvalidArgumentError(
             f"params and indices must share {batch_dims} leading dimensions, not have shapes"
             f" {tuple(operand.shape)} and {tuple(positions.shape)}."

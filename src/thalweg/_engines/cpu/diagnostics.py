@@ -52,7 +52,7 @@ class DiagnosedUpdate:
         slices = len(leaves.bounds) - 1
         self._block = np.array([0, slices, group.flush, *addresses], np.int64)
         threads = launch.threads_for(slices, leaves.elements)
-        return [self._kernel.bind_argument(self._block.ctypes.data, threads)]
+        return [self._kernel.bind_argument(self._block.ctypes.data, threads, leaves.elements)]
 
     def combine(self) -> tuple[Float64, npt.NDArray[np.bool_]]:
         """Return the diagnostics that the call from `make_calls` has measured.

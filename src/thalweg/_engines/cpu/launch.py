@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from thalweg._engines.cpu.compiled_loops import Loop
 
 
-# Kernels that update at most so many elements hold Python's lock: no other thread can free their
-# memory.
+# Kernels over at most so many elements hold Python's lock: no other thread can free their memory.
 LOCKED_ELEMENTS = 4 << 20
 
 
@@ -57,20 +56,14 @@ class Compiled:
         """
         argument = table.fill_argument(scalars, flush)
         threads = threads_for(len(table.bounds) - 1, table.elements)
-        return self.bind_argument(argument, threads, table.elements <= LOCKED_ELEMENTS)
+        return self.bind_argument(argument, threads, table.elements)
 
-    def bind_argument(
-        self, argument: int, threads: int, is_locked: bool = False
-    ) -> Callable[[], object]:
+    def bind_argument(self, argument: int, threads: int, elements: int) -> Callable[[], object]:
         """Return a C function that calls the kernel with an argument on a number of threads.
 
-        If `is_locked` is True, the function holds Python's lock.
+        For at most `LOCKED_ELEMENTS` elements, the function holds Python's lock.
         """
-        return openmp.call_on_team(self.address, argument, threads, is_locked)
-
-    def run_on_threads(self, argument: int, threads: int) -> None:
-        """Call the kernel with an argument on a number of threads."""
-        self.bind_argument(argument, threads)()
+        return openmp.call_on_team(self.address, argument, threads, elements <= LOCKED_ELEMENTS)
 
 
 def threads_for(slices: int, elements: int) -> int:

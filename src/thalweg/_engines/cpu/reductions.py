@@ -61,7 +61,7 @@ class Leaves:
         """
         sweep = Sweep(self, kernel, base, scalar_rows(kernel.scalars, scalars or {}), flush)
         if self.elements:
-            kernel.run_on_threads(sweep.address, sweep.threads())
+            sweep.run()
         return sweep.leaves
 
     def combine(self, leaves: Float64) -> Float64:
@@ -105,6 +105,10 @@ class MeasureLaunch:
     def threads(self) -> int:
         """Return the number of threads for a launch now."""
         return launch.threads_for(int(self._block[1]), self._elements)
+
+    def run(self) -> None:
+        """Launch the kernel."""
+        self.kernel.bind_argument(self.address, self.threads(), self._elements)()
 
 
 class Sweep(MeasureLaunch):
@@ -175,7 +179,7 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     if work.elements:
         argument = work.fill_peak_argument(partial, column)
         threads = launch.threads_for(len(work.bounds) - 1, work.elements)
-        launch.peak_kernel(dtype.itemsize).run_on_threads(argument, threads)
+        launch.peak_kernel(dtype.itemsize).bind_argument(argument, threads, work.elements)()
     bits = np.zeros(len(work.base), np.int64)
     # As integers, bits are ordered like magnitudes, and NaN is above infinity.
     np.maximum.at(bits, work.chunks[:, 0], partial)

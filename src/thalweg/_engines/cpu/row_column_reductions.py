@@ -91,7 +91,7 @@ class Lines:
         """
         rows = scalar_rows(kernel.scalars, scalars)
         sweep = LineSweep(self, kernel, measures, (streams, rows), flush)
-        kernel.run_on_threads(sweep.address, sweep.threads())
+        sweep.run()
         return sweep.tiles.combine(flush)
 
 

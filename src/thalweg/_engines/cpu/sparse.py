@@ -134,8 +134,7 @@ class SparsePlan(RowsPlan):
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
         argument[:5] = 0, slices, self._flush, groups, rows_per_slice
         argument[13] = 0
-        is_locked = elements <= launch.LOCKED_ELEMENTS
-        return [kernel.bind_argument(self._address, threads, is_locked)]
+        return [kernel.bind_argument(self._address, threads, elements)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         """Return a call that updates all rows that are not among the gradient's indices."""

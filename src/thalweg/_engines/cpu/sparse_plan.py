@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg._base.context_managers import calls, drain
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
-from thalweg._engines.held_memory import check_access, check_call, hold_memory, moved_error
+from thalweg._engines.held_memory import check_access, check_call, hold_memory, raise_cut
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import (
     Call,
@@ -207,7 +208,7 @@ class RowsPlan(ABC):
             and indices.dtype in _INDICES
             and indices.dim() == 1
             and values.shape == indices.shape + self._row_shape
-            and (not len(values) or self._is_readable(values))
+            and (not values.numel() or self._is_readable(values))
         )
 
     def _pack(self, slices: IndexedSlices) -> tuple[Tensor, Tensor]:
@@ -219,7 +220,7 @@ class RowsPlan(ABC):
         values, indices = layout.as_packed(slices.values), layout.as_packed(slices.indices)
         self._values_address = values.data_ptr()
         if not self._can_read(values, indices):
-            raise moved_error(self._request.titles, 0)
+            raise_cut(self._request.titles, ())
         return values, indices
 
     def _is_readable(self, tensor: Tensor) -> bool:
@@ -267,7 +268,9 @@ class RowsPlan(ABC):
 
         Raises:
             NotImplementedError: The kind is "measures".
+            LayoutError: The memory of the variable or the gradient was cut.
         """
+        drain(calls(self.memory_checks()))
         if reduction.kind == "peaks":
             return max_abs([self.values])
         if reduction.kind == "measures":
@@ -300,10 +303,7 @@ class RowsPlan(ABC):
         """Return `WriteRound.checks` of the plan and its gradient."""
         addresses = [*self._pointers, self._values_address]
         present = map(Tensor.data_ptr, [*self._aliases, self.values])
-        return [check_call(present, addresses, self._raise_cut)]
-
-    def _raise_cut(self) -> None:
-        raise moved_error(self._request.titles, 0)
+        return [check_call(present, addresses, partial(raise_cut, self._request.titles, ()))]
 
     def release_gradients(self) -> None:
         self._values = None

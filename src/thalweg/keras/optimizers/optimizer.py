@@ -32,7 +32,7 @@ from thalweg._base.scatter import scatter
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core.atomic_section import Call
-from thalweg._core.commit import StepResult, raise_first, say_refused
+from thalweg._core.commit import StepResult, annotate_not_taken, raise_first
 from thalweg._core.config_registry import Configurable
 from thalweg._core.dtensor import is_imported, is_on_mesh
 from thalweg._core.gradient_stats import transform_gradients
@@ -41,7 +41,7 @@ from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import hint, is_number
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.replay_trigger import note_repeated, progress_of, say_what_became
+from thalweg._core.replay_trigger import annotate_outcome, note_repeated, progress_of
 from thalweg._core.slot_dict_view import variable_key
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import run_step, try_rebind
@@ -214,10 +214,10 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         cache, is_locked = self._plans.now(), False
         try:
             with self._lock:
-                is_locked = True
                 replay, pairs = None if thread.strategies else cache.replay, grads_and_vars
                 # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
+                is_locked = True
                 # Only callable hyperparameters need the block of `self._hyper`.
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
@@ -225,12 +225,12 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 try:
                     return self._apply(cache, pairs, name, experimental_aggregate_gradients)
                 except BaseException as error:
-                    say_what_became(error, cache, progress)
+                    annotate_outcome(error, cache, progress)
                     raise
         except BaseException as error:
-            # With the lock, errors have their notes already.
+            # All later errors have their notes already.
             if not is_locked and executing_eagerly():
-                say_refused(error)
+                annotate_not_taken(error)
             raise
 
     def _apply(self, cache: PlanCache, pairs: Any, name: str | None, aggregates: bool) -> Any:

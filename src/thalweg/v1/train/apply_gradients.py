@@ -28,9 +28,9 @@ from thalweg._core.grads_and_vars import Gradient, as_gradient, check_variables,
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.replay_trigger import (
     ReplayResult,
+    annotate_outcome,
     note_repeated,
     progress_of,
-    say_what_became,
 )
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import finish, run_step, try_rebind
@@ -210,7 +210,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
                         finished.append(hooks.finished)
                     return outcome
             except BaseException as error:
-                say_what_became(error, cache, progress)
+                annotate_outcome(error, cache, progress)
                 raise
 
     def _take_shared(

@@ -12,7 +12,7 @@ import torch
 from thalweg import distribute
 from thalweg._base.execution_context import thread
 from thalweg._base.tracing import untraced
-from thalweg._core.commit import say_refused
+from thalweg._core.commit import annotate_not_taken
 from thalweg._core.config_registry import OPTIMIZERS, Names
 from thalweg._core.grads_and_vars import as_pairs, flatten
 from thalweg._core.hyperparameters import is_function
@@ -276,7 +276,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
         except Exception as error:
             # A step adds its notes itself, while its locks are held.
             if executing_eagerly():
-                say_refused(error)
+                annotate_not_taken(error)
             raise
 
     # Set by each class whose `apply_gradients` does nothing that `_take` leaves out.
