@@ -77,8 +77,9 @@ def check_access(aliases: StepRequest) -> None:
         for var, grad, slots, copy in rows
     ]
     if not _can_access(tensors_by_variable):
+        # Another thread may have given the memory back; the first variable is named then.
         can_access = [_can_access([tensors]) for tensors in tensors_by_variable]
-        raise moved_error(aliases.titles, can_access.index(False))
+        raise moved_error(aliases.titles, can_access.index(False) if not all(can_access) else 0)
     if codecs:
         with importing:
             from thalweg._engines.codecs.checks import check_encoded
