@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -56,11 +57,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     recorded: list[tuple[int, int]] = []
     take = GuardTable.replay
 
-    def told(self: Any, pairs: Any = None, applied: Any = None, part: int = 0, *extra: Any) -> int:
-        recorded.append((part, take(self, pairs, applied, part, *extra)))
+    def record(self: Any, *args: Any, **options: Any) -> int:
+        part = signature.bind(self, *args, **options).arguments.get("part", replay_block.FULL_STEP)
+        recorded.append((part, take(self, *args, **options)))
         return recorded[-1][1]
 
-    monkeypatch.setattr(GuardTable, "replay", told)
+    signature = inspect.signature(take)
+    monkeypatch.setattr(GuardTable, "replay", record)
     return recorded
 
 
