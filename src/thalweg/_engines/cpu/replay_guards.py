@@ -514,8 +514,9 @@ def numbers_differ(block):
 def check_guards(block):
     """Compare all recorded objects with their records, until one differs.
 
-    Return 0, or the first difference, a constant of the section "Differences". Present numbers of
-    options, and addresses of gradients and version counters, are stored for the kernels.
+    Return 0, or the constant for the first difference, of the section "Differences" of
+    `replay_block.py`. Store the present numbers of options, and the addresses of gradients and
+    version counters, for the kernels.
     """
     if lists_differ(block):
         return OTHER_LIST

@@ -3,7 +3,7 @@
 The functions here are compiled together with `replay_block.py` and `replay_guards.py`. Names in
 capitals are indices of words in `block` or in a record. `guard_table.py` fills the *block* after a
 step that was planned or rebound. If anything differs from the block, `step` writes nothing and
-returns a constant of the section "Differences".
+returns a constant of the section "Differences" of `replay_block.py`.
 
 Most parts of a step are one call of `step`, with the interpreter lock held, so that nothing runs
 between checks and writes. With PREPARED a part is three calls: `step` with the lock, which checks
