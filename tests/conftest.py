@@ -141,6 +141,15 @@ def eager_mode() -> None:
     enable_eager_execution()
 
 
+@pytest.fixture
+def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run kernels of all replays without Python's lock, as those of large steps."""
+    from thalweg._core import replay  # after the environment is set
+
+    monkeypatch.setattr(replay, "_LARGE", 0)
+    monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", 0)
+
+
 @pytest.fixture(scope="module")
 def without_collector() -> Iterator[None]:
     """Run the tests of a module without the garbage collector, which visits each syntax tree."""

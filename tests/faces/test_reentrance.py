@@ -16,6 +16,7 @@ from attack.interruptions import TRAININGS, Training
 from interruptions import collected, interrupt, messages, outcome
 from thalweg import Variable, distribute, optim
 from thalweg._core import reentrance
+from thalweg._engines.cpu import openmp
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -324,3 +325,28 @@ def test_finalizer_step_within_a_planned_step_raises(name: str) -> None:
     steps[0]()
     assert len(messages) == 1
     assert "was called within a step of the same optimizer" in messages[0]
+
+
+@pytest.mark.parametrize("name", ["keras", "v1"])
+def test_finalizer_step_within_a_large_replay_raises(
+    name: str, large_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    var, twin_var = Variable(torch.ones(3)), Variable(torch.ones(3))
+    step, twin_step = FACES[name](var), FACES[name](twin_var)
+    for _ in range(3):
+        step()
+    call_on_team = openmp.call_on_team
+
+    def call_with_collection(*arguments: Any) -> Any:
+        kernels = call_on_team(*arguments)
+        return lambda: (collected(step), kernels(), collected(step))[1]
+
+    monkeypatch.setattr(openmp, "call_on_team", call_with_collection)
+    messages.clear()
+    step()
+    monkeypatch.undo()
+    assert len(messages) == 2
+    assert all("within a step of the same optimizer" in message for message in messages)
+    for _ in range(4):
+        twin_step()
+    assert torch.equal(var, twin_var)

@@ -98,6 +98,17 @@ def test_every_class_is_replayed(name: str, options: dict[str, Any]) -> None:
     assert int(fast.optimizer.iterations) == 8
 
 
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
+def test_large_steps_are_replayed(name: str, options: dict[str, Any], large_steps: None) -> None:
+    fast, twin = Training(name, **options), Training(name, True, **options)
+    for seed in range(6):
+        fast.step(seed)
+        twin.step(seed)
+    assert_same(fast, twin)
+    assert fast.taken == 4
+    assert fast.kept.replay._found.snapshot.releases_lock
+
+
 def test_zipped_pairs_are_replayed() -> None:
     fast, twin = Training(), Training(is_twin=True)
     for seed in range(8):

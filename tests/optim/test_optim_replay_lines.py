@@ -26,7 +26,6 @@ from replay_twins import (
     snapshot,
 )
 from thalweg import Hyper, Measure, Rule, Slot, Stage, maximum, optim
-from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import openmp
@@ -151,13 +150,6 @@ def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_row_floors_are_replayed(name: str, dtype: torch.dtype) -> None:
     assert compare(of_matrices(name, row_floor=0.5), dtype, schedule) == 5
-
-
-@pytest.fixture
-def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run kernels of all steps without Python's lock, as those of large steps."""
-    monkeypatch.setattr(replay, "_LARGE", 0)
-    monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", 0)
 
 
 LARGE_STEPS: dict[str, tuple[Maker, dict[str, Any]]] = {

@@ -101,6 +101,13 @@ def test_every_class_is_replayed(name: str) -> None:
     assert int(fast.global_step) == 8
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
+    fast, _ = both(name, 6)
+    assert fast.taken == 4
+    assert fast.kept.replay._found.snapshot.releases_lock
+
+
 def test_steps_without_a_global_step_are_replayed() -> None:
     fast, twin = both(steps=0)
     fast.global_step = twin.global_step = None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from thalweg._base.execution_context import executing_eagerly
 from thalweg._core.commit import add_taken, annotate_not_taken
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan, PlanCache
+from thalweg._core.reentrance import Stepping
 from thalweg._core.replay import ERRORS, is_traced, replay_block
 from thalweg._core.replay_pairs import FAILED as FAILED
 from thalweg._core.replay_pairs import MOST_COMING, ComingStep, ReplayedPairs
@@ -46,7 +48,8 @@ class ReplayedApply(ABC):
         self._attributes = id(optimizer.__dict__)
         self._count, self._has_guards = (
             found.snapshot.replay_counter,
-            found.snapshot.detects_tracing,
+            # Without the GIL, functions of torch are called before guards are checked.
+            found.snapshot.detects_tracing and not found.snapshot.releases_lock,
         )
         # Whether the scalars of coming steps may be computed ahead.
         self._is_foreseen = False
@@ -71,7 +74,11 @@ class ReplayedApply(ABC):
         """
         count_before = self._count.value
         try:
-            return self._fits(optimizer, cache) and self._take(optimizer, cache, arguments)
+            if not self._fits(optimizer, cache):
+                return False
+            if not self._found.snapshot.releases_lock:
+                return self._take(optimizer, cache, arguments)
+            return self._take_marked(optimizer, cache, arguments)
         except BaseException as error:
             if self._count.value != count_before:
                 add_taken(error)
@@ -80,6 +87,21 @@ class ReplayedApply(ABC):
                 cache.replay = None
                 annotate_not_taken(error)
             raise
+
+    def _take_marked(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
+        """Take the step without the GIL; a step by a finalizer or signal handler inside it raises.
+
+        Return False, with nothing changed, inside another step of the optimizer.
+        """
+        caches = optimizer._plans
+        if caches.stepping is not None:
+            return False
+        stepping = Stepping()
+        try:
+            caches.stepping = ref(stepping)
+            return self._take(optimizer, cache, arguments)
+        finally:
+            caches.stepping = None
 
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
         """Return True if the optimizer and the engine are unchanged since the recorded step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -141,7 +141,6 @@ class ReplayedPairs:
             # A loss scaler must see the gradients first.
             or transforms.decide is not None
             or transforms.calls
-            or not are_small([cached_plan])
             or not _are_pairs(pairs, cached_plan)
             or any(copy is not None for copy in plan_of(cached_plan).copies)
             or not all(map(_is_number, numbers))
@@ -175,6 +174,7 @@ class ReplayedPairs:
             LayoutError: A counter is in read-only memory.
         """
         guards, request = self.snapshot, self.planned.request
+        guards.releases_lock = not are_small([self.planned])
         slots = [slot for var_slots in request.slots for slot in var_slots]
         written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(
@@ -204,8 +204,31 @@ class ReplayedPairs:
                 self._launches.rule_measures(),
             )
         )
+        self._hold_memory([*written, *numbers, *self.read.values()])
         self._drop_dicts(attributes)
         return guards.has_recorded(tensor_addresses_of(self.planned))
+
+    def _hold_memory(self, tensors: Sequence[Tensor]) -> None:
+        """Keep references to the memory of tensors that native calls read or write.
+
+        Needed only if the calls release the GIL: other threads may then replace a tensor's memory.
+        """
+        releases_lock = self.snapshot.releases_lock
+        self._storages = [tensor.untyped_storage() for tensor in tensors if releases_lock]
+
+    def _hold_gradients(self, pairs: list[Any]) -> list[Any]:
+        """Return the pairs for a native call.
+
+        If the call releases the GIL, the result is a new list whose gradients are aliases: other
+        threads may change `pairs`, or replace the memory of a gradient. An entry of another form,
+        for which a guard fails, is returned unchanged.
+        """
+        if not self.snapshot.releases_lock:
+            return pairs
+        return [
+            (pair[0].detach(), pair[1]) if _is_pair(pair) and type(pair[0]) is Tensor else pair
+            for pair in pairs
+        ]
 
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
         """Drop references to dicts with a key that may change.
@@ -321,6 +344,7 @@ class ReplayedPairs:
         Raises:
             One of `ERRORS`: A scalar of the gradients is out of range.
         """
+        pairs = self._hold_gradients(pairs)
         if self._gradients is not None:
             count = self.snapshot.replay_count
             if not (self._has_table and self.snapshot.has_row(count)):
@@ -340,7 +364,7 @@ class ReplayedPairs:
         Args:
             count: The number of replayed steps; another number is a failure, too.
         """
-        return self.snapshot.replay(pairs, count, replay_block.MEASURE)
+        return self.snapshot.replay(self._hold_gradients(pairs), count, replay_block.MEASURE)
 
     def take(
         self,
@@ -371,6 +395,7 @@ class ReplayedPairs:
             Exception: Any error of `values_of`, or one of `ERRORS` for scalars out of range.
         """
         guards, gradients = self.snapshot, self._gradients
+        pairs = self._hold_gradients(pairs)
         for index, value in enumerate(next_counters):
             guards.set_column(index, value)
         if gradients is None:
@@ -469,14 +494,16 @@ def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
     return are_disjoint and not any(overlaps)
 
 
+def _is_pair(pair: Any) -> TypeGuard[tuple[Any, Any]]:
+    return type(pair) is tuple and len(cast("tuple[Any, ...]", pair)) == 2
+
+
 def _is_pair_of(pair: object, var: Tensor) -> bool:
-    if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
-        return False
     # Exact types, because native code bypasses the methods of subclasses.
-    grad, pair_var = cast("tuple[Any, Any]", pair)
     return (
-        type(grad) is Tensor
-        and pair_var is var
+        _is_pair(pair)
+        and type(pair[0]) is Tensor
+        and pair[1] is var
         and type(var) in _PLAIN
         and variable_constraint(var) is None
     )
