@@ -106,7 +106,7 @@ def test_large_steps_are_replayed(name: str, options: dict[str, Any], large_step
         twin.step(seed)
     assert_same(fast, twin)
     assert fast.taken == 4
-    assert fast.kept.replay._found.snapshot.releases_lock
+    assert fast.kept.replay._native_step.guards.releases_lock
 
 
 def test_zipped_pairs_are_replayed() -> None:

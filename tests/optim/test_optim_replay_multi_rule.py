@@ -143,7 +143,7 @@ def test_size_limit_counts_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
             set_grads(weights, step)
             opt.step()
         assert count_replays(opt) == 3
-        assert opt.step_cache.replay.snapshot.releases_lock == is_large
+        assert opt.step_cache.replay.guards.releases_lock == is_large
 
 
 @pytest.mark.parametrize("has_step", [False, True])

@@ -159,7 +159,7 @@ def test_thread_count_may_change(threads: Callable[[int], None]) -> None:
             set_grads(weights, step, {COUNT - 1} if step == 3 else set())
             opt.step()
             if (quick := opt.step_cache.replay) is not None and quick.taken:
-                block = quick.snapshot.block
+                block = quick.guards.block
                 count = torch.get_num_threads()
                 assert (block[replay_block.TEAM] != 0) == (count > 1)
                 assert block[replay_block.TEAM_SIZE] == (count if count > 1 else 0)
@@ -180,7 +180,7 @@ def test_thread_team_checks_its_own_range(
         opt.step()
     assert count_replays(opt) > 1
     assert opt.step_cache.replay is not None
-    assert (opt.step_cache.replay.snapshot.block[replay_block.TEAM] != 0) == has_thread
+    assert (opt.step_cache.replay.guards.block[replay_block.TEAM] != 0) == has_thread
 
 
 def test_check_by_one_thread_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_pairs_are_checked_by_one_thread(threads: Callable[[int], None]) -> None
             opt.apply_gradients([(param.grad, param) for param in weights])
         quick = opt._plans.now().replay
         assert quick.taken > 1
-        block = quick._found.snapshot.block
+        block = quick._native_step.guards.block
         assert (block[replay_block.NEXT_PART] > count) == (count > 1)
         assert block[replay_block.TEAM_GRADIENTS] == 0
         results.append(weights)

@@ -42,7 +42,7 @@ def _found_by_optim(
 
 
 def _found(step: Any, pairs: Any) -> bool:
-    plan = step._planned
+    plan = step._cached_plan
     return replay_pairs._are_pairs(pairs, plan) and stands(plan, [grad for grad, _ in pairs])
 
 

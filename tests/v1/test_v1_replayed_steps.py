@@ -105,7 +105,7 @@ def test_every_class_is_replayed(name: str) -> None:
 def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
     fast, _ = both(name, 6)
     assert fast.taken == 4
-    assert fast.kept.replay._found.snapshot.releases_lock
+    assert fast.kept.replay._native_step.guards.releases_lock
 
 
 def test_steps_without_a_global_step_are_replayed() -> None:

@@ -27,31 +27,36 @@ class ReplayedApply(ABC):
     """Replay of the last step of `apply_gradients`, while inputs and optimizer are unchanged.
 
     Args:
-        planned: The plan of the last step.
-        found: The replay of that step's pairs of gradients and variables.
-        holds_attributes: True if guards compare the attributes of the optimizer.
+        cached_plan: The plan of the last step.
+        native_step: The native call that repeats it.
+        guards_attributes: True if its guards compare the attributes of the optimizer.
+
+    Attributes:
+        calls: True if the step calls functions of the user.
     """
 
-    # Whether the step calls functions of the user.
     calls = False
 
     def __init__(
-        self, optimizer: Any, planned: CachedPlan, found: ReplayedPairs, holds_attributes: bool
+        self,
+        optimizer: Any,
+        cached_plan: CachedPlan,
+        native_step: ReplayedPairs,
+        guards_attributes: bool,
     ) -> None:
-        self._planned, self._found = planned, found
-        self._rule = planned.request.rule
+        self._cached_plan, self._native_step = cached_plan, native_step
+        self._rule = cached_plan.request.rule
         self._current, self._choices = current(), choices()
         self._class: type[Any] = type(optimizer)
         self._names: tuple[str, ...] = tuple(optimizer.__dict__)
-        self._holds_attributes = holds_attributes
+        self._guards_attributes = guards_attributes
         # Only the id: the attributes refer to the plans, and a reference would be a cycle.
         self._attributes = id(optimizer.__dict__)
-        self._count, self._has_guards = (
-            found.snapshot.replay_counter,
-            # Without the GIL, functions of torch are called before guards are checked.
-            found.snapshot.detects_tracing and not found.snapshot.releases_lock,
-        )
-        # Whether the scalars of coming steps may be computed ahead.
+        self._count = native_step.guards.replay_counter
+        # Without the GIL, functions of torch are called before guards are checked.
+        is_locked = not native_step.guards.releases_lock
+        self._has_guards = native_step.guards.detects_tracing and is_locked
+        # True if the scalars of coming steps may be computed ahead.
         self._is_foreseen = False
         # Steps with computed scalars: the first one, and the one after the last.
         self._computed_span = (0, 0)
@@ -76,7 +81,7 @@ class ReplayedApply(ABC):
         try:
             if not self._fits(optimizer, cache):
                 return False
-            if not self._found.snapshot.releases_lock:
+            if not self._native_step.guards.releases_lock:
                 return self._take(optimizer, cache, arguments)
             return self._take_marked(optimizer, cache, arguments)
         except BaseException as error:
@@ -109,14 +114,14 @@ class ReplayedApply(ABC):
         The recorded plan must be the last in `cache`, and no graph or trace of torch may be active.
         """
         return (
-            cache.last is self._planned
+            cache.last is self._cached_plan
             and type(optimizer) is self._class
             and (
                 (
                     (choices() is self._choices or current() == self._current)
                     and id(optimizer.__dict__) == self._attributes
                 )
-                if self._holds_attributes
+                if self._guards_attributes
                 else self._has_equal_attributes(optimizer)
             )
             and (self._has_guards or not is_traced())
@@ -137,10 +142,10 @@ class ReplayedApply(ABC):
         # scalars of many steps takes little longer than those of one.
         count_before = self._count.value
         try:
-            mismatch = self._found.take_coming(pairs, transforms)
+            mismatch = self._native_step.take_coming(pairs, transforms)
             is_new = mismatch == replay_block.NOT_TABLED
             if is_new and self._compute_coming(optimizer, count_before):
-                mismatch = self._found.take_coming(pairs, transforms)
+                mismatch = self._native_step.take_coming(pairs, transforms)
             return mismatch
         except ERRORS:
             # A signal handler raised the error after the step.
@@ -169,7 +174,7 @@ class ReplayedApply(ABC):
         # A signal handler took a step that read the hyperparameters again.
         if generation != self._generation:
             return False
-        if not self._found.set_coming(count_before, steps):
+        if not self._native_step.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
             return False
         # The handler's step may also have come while the table was written.
@@ -183,7 +188,7 @@ class ReplayedApply(ABC):
         """Discard the scalars of coming steps, also those that are being computed."""
         self._generation += 1
         self._computed_span = (0, 0)
-        self._found.set_coming(0, ())
+        self._native_step.set_coming(0, ())
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         """Return True if the attributes on which a step depends have their old values."""

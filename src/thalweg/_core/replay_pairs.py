@@ -87,7 +87,7 @@ class ReplayedPairs:
     ) -> None:
         self.read = read
         self._carried_scalars, self._has_columns = carried_scalars, not carried_scalars
-        self.planned, self.snapshot, self._counters = cached_plan, guards, counters
+        self.cached_plan, self.guards, self._counters = cached_plan, guards, counters
         self._kinds = [KINDS[number.dtype] for number in numbers]
         counter_kinds = self._kinds[: len(counters)]
         formats = ("q" if kind == replay_block.INT64 else "d" for kind in counter_kinds)
@@ -173,10 +173,10 @@ class ReplayedPairs:
         Raises:
             LayoutError: A counter is in read-only memory.
         """
-        guards, request = self.snapshot, self.planned.request
-        guards.releases_lock = not are_small([self.planned])
+        guards, request = self.guards, self.cached_plan.request
+        guards.releases_lock = not are_small([self.cached_plan])
         slots = [slot for var_slots in request.slots for slot in var_slots]
-        written = [*written_of(self.planned), *self._counters]
+        written = [*written_of(self.cached_plan), *self._counters]
         if not hold_tensors(
             guards, [*request.variables, *slots, *written, *numbers, *self.read.values()]
         ):
@@ -196,7 +196,7 @@ class ReplayedPairs:
                 self._launches.records(),
                 [(counter.data_ptr(), 1, KINDS[counter.dtype]) for counter in self._counters],
                 written,
-                bounds_of(self.planned),
+                bounds_of(self.cached_plan),
                 numbers,
                 measures,
                 clipping,
@@ -206,14 +206,14 @@ class ReplayedPairs:
         )
         self._hold_memory([*written, *numbers, *self.read.values()])
         self._drop_dicts(attributes)
-        return guards.has_recorded(tensor_addresses_of(self.planned))
+        return guards.has_recorded(tensor_addresses_of(self.cached_plan))
 
     def _hold_memory(self, tensors: Sequence[Tensor]) -> None:
         """Keep references to the memory of tensors that native calls read or write.
 
         Needed only if the calls release the GIL: other threads may then replace a tensor's memory.
         """
-        releases_lock = self.snapshot.releases_lock
+        releases_lock = self.guards.releases_lock
         self._storages = [tensor.untyped_storage() for tensor in tensors if releases_lock]
 
     def _hold_gradients(self, pairs: list[Any]) -> list[Any]:
@@ -223,7 +223,7 @@ class ReplayedPairs:
         threads may change `pairs`, or replace the memory of a gradient. An entry of another form,
         for which a guard fails, is returned unchanged.
         """
-        if not self.snapshot.releases_lock:
+        if not self.guards.releases_lock:
             return pairs
         return [
             (pair[0].detach(), pair[1]) if _is_pair(pair) and type(pair[0]) is Tensor else pair
@@ -237,7 +237,7 @@ class ReplayedPairs:
         would make a cycle.
         """
         dict_ids = {id(entries) for entries, varying in attributes if varying is not None}
-        self.snapshot.release_dicts(dict_ids)
+        self.guards.release_dicts(dict_ids)
 
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
         """Set the values that guarded numbers must have for a replay of the next step.
@@ -248,7 +248,7 @@ class ReplayedPairs:
             first: The index in `numbers` of the first value.
         """
         for index, value in enumerate(expected, first):
-            self.snapshot.set_watched_number(index, self._kinds[index], value)
+            self.guards.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
         """Set one hyperparameter in `values`, and in all programs that compute in `dtype`.
@@ -286,7 +286,7 @@ class ReplayedPairs:
         if rows and not self._has_table:
             self._make_table()
         if self._has_table:
-            self.snapshot.set_step_table(first, rows)
+            self.guards.set_step_table(first, rows)
         return bool(rows)
 
     def _connect_columns(self) -> None:
@@ -305,7 +305,7 @@ class ReplayedPairs:
             if not makers or makers[0].span == (0, 0):
                 return
             rows.append((makers[0].computed_register(name), column))
-        self.snapshot.set_register_columns(rows)
+        self.guards.set_register_columns(rows)
         self._has_columns = True
 
     def _can_store(self, rule_scalars: object) -> bool:
@@ -323,14 +323,14 @@ class ReplayedPairs:
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
         spans = np.array([rule_scalars.span for _, rule_scalars in scalars], np.int64)
-        self.snapshot.set_reads(
+        self.guards.set_reads(
             [
                 (tensor, rule_scalars.register(name), is_narrow)
                 for is_narrow, rule_scalars in scalars
                 for name, tensor in self.read.items()
             ]
         )
-        self.snapshot.make_step_table(spans.reshape(-1, 2), MOST_COMING)
+        self.guards.make_step_table(spans.reshape(-1, 2), MOST_COMING)
         self._has_table = True
 
     def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
@@ -346,15 +346,15 @@ class ReplayedPairs:
         """
         pairs = self._hold_gradients(pairs)
         if self._gradients is not None:
-            count = self.snapshot.replay_count
-            if not (self._has_table and self.snapshot.has_row(count)):
+            count = self.guards.replay_count
+            if not (self._has_table and self.guards.has_row(count)):
                 return replay_block.NOT_TABLED
             return self._take_measured(
                 self._gradients, pairs, count, transforms, replay_block.TABLED
             )
         if self._may_have_threads:
-            self._launches.set_threads(self.snapshot)
-        return self.snapshot.replay(
+            self._launches.set_threads(self.guards)
+        return self.guards.replay(
             pairs, replay_block.ANY_STEP, replay_block.FULL_STEP, (), replay_block.TABLED
         )
 
@@ -364,7 +364,7 @@ class ReplayedPairs:
         Args:
             count: The number of replayed steps; another number is a failure, too.
         """
-        return self.snapshot.replay(self._hold_gradients(pairs), count, replay_block.MEASURE)
+        return self.guards.replay(self._hold_gradients(pairs), count, replay_block.MEASURE)
 
     def take(
         self,
@@ -394,7 +394,7 @@ class ReplayedPairs:
         Raises:
             Exception: Any error of `values_of`, or one of `ERRORS` for scalars out of range.
         """
-        guards, gradients = self.snapshot, self._gradients
+        guards, gradients = self.guards, self._gradients
         pairs = self._hold_gradients(pairs)
         for index, value in enumerate(next_counters):
             guards.set_column(index, value)
@@ -437,7 +437,7 @@ class ReplayedPairs:
             values_of: As in `take`; None if the rule's scalars come from the table.
         """
         for is_beyond in (False, True):
-            failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)
+            failure = gradients.measure(transforms, self.guards, count, pairs, is_beyond)
             if failure:
                 return failure
             shared, by_variable = gradients.scalars()
@@ -447,8 +447,8 @@ class ReplayedPairs:
                     return FAILED
                 launch.set_scalars({0: {**launch.unset, **(inputs or {}), **shared[launch.dtype]}})
             gradients.set_by_variable(by_variable)
-            self._launches.set_threads(self.snapshot)
-            failure = self.snapshot.replay(pairs, count, gradients.part, (), flags)
+            self._launches.set_threads(self.guards)
+            failure = self.guards.replay(pairs, count, gradients.part, (), flags)
             if failure != replay_block.OUT_OF_RANGE:
                 break
         return failure

@@ -217,7 +217,7 @@ class ReplayedStep:
     def _write_guards(
         self, guards: GuardTable, gradients: Sequence[Tensor], idle_params: Sequence[Tensor]
     ) -> None:
-        """Complete `guards`, the argument of the native call, and store it as `self.snapshot`.
+        """Complete `guards`, the argument of the native call, and store it as `self.guards`.
 
         Args:
             guards: A table with guards of all tensors, lists and dicts of the step; changed.
@@ -256,7 +256,7 @@ class ReplayedStep:
         self._hold_memory(step, guards.releases_lock)
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
-        self.snapshot = guards
+        self.guards = guards
         # Without the GIL, `_hold_gradients` calls functions of torch before guards are checked.
         self._has_guards = guards.detects_tracing and not guards.releases_lock
         self._is_single_call = not (in_call is None or self._has_sums or self._gradients)
@@ -349,7 +349,7 @@ class ReplayedStep:
     @property
     def taken(self) -> int:
         """Number of replayed steps."""
-        return self.snapshot.replay_count
+        return self.guards.replay_count
 
     @property
     def seen(self) -> GradientReport:
@@ -377,14 +377,14 @@ class ReplayedStep:
         try:
             with cache.lock:
                 # With the lock: other threads may take steps before and after.
-                former_count, stepping = self.snapshot.replay_counter.value, cache.stepping
+                former_count, stepping = self.guards.replay_counter.value, cache.stepping
                 try:
                     flags = replay_block.UNRECORDED if unrecorded else 0
                     is_taken = self._take(optimizer, optimizer.__dict__, cache, flags)
                     cache.stepping = stepping
                 except BaseException:
                     # An interrupted step may have left scalars of two steps in the kernels.
-                    is_taken = self.snapshot.replay_count != former_count
+                    is_taken = self.guards.replay_count != former_count
                     cache.stepping = stepping
                     cache.forget_replay()
                     forget_scale(optimizer)
@@ -419,7 +419,7 @@ class ReplayedStep:
             or (self._rounds_as_tensor and torch.get_default_dtype() != torch.float32)
         ):
             return False
-        guards = self.snapshot
+        guards = self.guards
         if self._is_divided:
             # A step by a finalizer raises an error; `take` restores the attribute.
             stepping = Stepping()
@@ -448,7 +448,7 @@ class ReplayedStep:
             call_args: Arguments of `GuardTable.replay`: the number of replayed steps, (gradient,
                 parameter) pairs or None for `param.grad`, callables that end the step, and flags.
         """
-        guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
+        guards, (step_count, pairs, end_calls, flags) = self.guards, call_args
         part = replay_block.FULL_STEP if self._gradients is None else self._gradients.part
         writes: list[Call] = []
         for passes in self._passes:
@@ -471,9 +471,9 @@ class ReplayedStep:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             end_calls = optimizer.clearing_sums()
-        elif self.snapshot.releases_lock:
+        elif self.guards.releases_lock:
             pairs = self._hold_gradients()
-        call_args = self.snapshot.replay_count, pairs, end_calls, flags
+        call_args = self.guards.replay_count, pairs, end_calls, flags
         if self._in_call is None and not all(sub_step.read() for sub_step in self.sub_steps):
             return False
         # Passes need the norms of gradients before the native call of the update.
@@ -531,7 +531,7 @@ class ReplayedStep:
             beyond_range: True after a native call returned `OUT_OF_RANGE`: measure norms
                 separately.
         """
-        snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
+        guards, (step_count, pairs, end_calls, flags) = self.guards, call_args
         try:
             prepared_step = self._prepare(optimizer, step_count, pairs, beyond_range)
             if prepared_step is None:
@@ -539,11 +539,11 @@ class ReplayedStep:
             column_updates, judge_calls = prepared_step
             numbers = chain.from_iterable(map(_pair_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
-                snapshot.set_column(k, value, current)
+                guards.set_column(k, value, current)
         # The step with all checks raises the error with its message.
         except ERRORS:
             return None
-        self.launches.set_threads(snapshot)
+        self.launches.set_threads(guards)
         native_args = step_count, pairs, [*end_calls, *judge_calls], flags
         status = self._replay(native_args)
         # Sums of gradients that are not there would be among those that are left to others.
@@ -582,7 +582,7 @@ class ReplayedStep:
             if transforms is None or (self._gradients is None and transforms.stages):
                 return None
             if self._gradients is not None:
-                arguments = self.snapshot, step_count, pairs, beyond_range
+                arguments = self.guards, step_count, pairs, beyond_range
                 if self._gradients.measure(transforms, *arguments):
                     return None
                 if (judgement := self._judge(self._gradients, step_count)) is None:

@@ -93,7 +93,7 @@ class KerasReplay(ReplayedApply):
         self._start_iteration, self._scalars = int(values[0]) - steps, scalars
         self._follow_rate(optimizer, rate)
         self._forget_coming()
-        self._found.expect(values)
+        self._native_step.expect(values)
         self._last_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
@@ -101,7 +101,7 @@ class KerasReplay(ReplayedApply):
         if not self._has_cached_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
-        versions, change = self._versions, self._found.change
+        versions, change = self._versions, self._native_step.change
         for index, (name, tensor) in enumerate(self._tensors.items(), 1 + len(self._extras)):
             version = tensor._version
             if version == versions[name]:
@@ -116,7 +116,7 @@ class KerasReplay(ReplayedApply):
                 self._follow_rate(optimizer, self._last_rate)
             self._forget_coming()
             # Last: a signal handler's step before this line sees an unexpected number.
-            self._found.expect((new_value,), index)
+            self._native_step.expect((new_value,), index)
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
@@ -283,7 +283,7 @@ class KerasReplay(ReplayedApply):
 
     def _compare(self, optimizer: Any, pairs: Any) -> int:
         """Return 0 if the step would repeat the last step, else the code of a mismatch."""
-        return self._found.compare(pairs, self._count.value)
+        return self._native_step.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
         """Call users' functions and store their results, so that no step calls them twice."""
@@ -304,7 +304,7 @@ class KerasReplay(ReplayedApply):
         guarded_step = step if self._is_standard else None
         try:
             values_of = self._values_of(optimizer, step - 1)
-            return self._found.take(
+            return self._native_step.take(
                 pairs,
                 count_before,
                 values_of,
@@ -327,7 +327,7 @@ class KerasReplay(ReplayedApply):
         if not self._has_cached_scalars:
             return optimizer._hyper_scalars if self._is_standard else optimizer._rule_scalars
         if self._rates or self._functions:
-            change = self._found.change
+            change = self._native_step.change
             for dtype, scalars in self._scalars.items():
                 if self._rates:
                     change(dtype, scalars, _RATE, self._rates[dtype].at(count))

@@ -147,7 +147,7 @@ class V1Replay(ReplayedApply):
         if may_have_changed:
             self._forget_coming()
         # Last: a step that a signal handler takes before this fails the guard.
-        self._found.expect(counts)
+        self._native_step.expect(counts)
         return counts
 
     @staticmethod
@@ -206,7 +206,7 @@ class V1Replay(ReplayedApply):
             or (self._overrides_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        is_as_read = values is None or not (self._found.read or not self._are_alike(values))
+        is_as_read = values is None or not (self._native_step.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
             status = self._retry(self._take_coming, optimizer, pairs, transforms)
             # These two mean that this step's scalars must be computed now, as below.
@@ -264,7 +264,7 @@ class V1Replay(ReplayedApply):
 
     def _compare(self, pairs: list[object]) -> int:
         """Return the status of the guards for these pairs; 0 if all hold. Take no step."""
-        return self._found.compare(pairs, self.taken)
+        return self._native_step.compare(pairs, self.taken)
 
     def _retry(self, attempt: Callable[..., int], *args: Any) -> int:
         """Return `attempt(*args)`: 0 for success, or the code of the failed guard.
@@ -335,7 +335,7 @@ class V1Replay(ReplayedApply):
                 ]
             new_counts = list(map(_compute_next_count, self._kinds, counts, factors))
             values_of = self._values_of(optimizer, values, counts)
-            status = self._found.take(pairs, first, values_of, 1, new_counts, transforms)
+            status = self._native_step.take(pairs, first, values_of, 1, new_counts, transforms)
         except ERRORS:
             # A signal handler raised it after the step.
             if self.taken != first:
@@ -358,12 +358,12 @@ class V1Replay(ReplayedApply):
         powers = list(zip(optimizer.POWERS, counts, strict=False))
         if self._moving and not self._is_simple:
 
-            def found_of(dtype: Dtype) -> dict[str, Any]:
+            def scalars_of(dtype: Dtype) -> dict[str, Any]:
                 power_scalars = {name: dtype(counter_value) for name, counter_value in powers}
                 return {**optimizer._hyper_scalars(values, dtype, None), **power_scalars}
 
-            return found_of
-        change = self._found.change
+            return scalars_of
+        change = self._native_step.change
         for dtype, scalars in self._scalars.items():
             for name in self._moving:
                 change(dtype, scalars, name, as_hyper(values[name], dtype))
