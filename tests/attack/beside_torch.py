@@ -28,7 +28,7 @@ from attack.trainings import numbers
 from thalweg import optim
 
 SUMMARY = "trainings of optim beside torch's class, with 12 things that users do between steps"
-CASES = {False: 500, True: 20_000}
+CASES = {False: 250, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "refused")
 BATCH = 50

@@ -35,7 +35,7 @@ from thalweg.errors import (
 )
 
 SUMMARY = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
-CASES = {False: 1000, True: 20_000}
+CASES = {False: 500, True: 20_000}
 GOOD = ("read", "refused")
 BATCH = 250
 SECONDS, MEGABYTES = 2.0, 64  # that a case may take

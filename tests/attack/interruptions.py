@@ -623,7 +623,7 @@ SUMMARY = (
 _ALL = 10**9  # more instructions than a step has
 # Steps so far apart have as many instructions: every second or third may add up, skip or average.
 PERIOD = 12
-CASES = {False: 40, True: 2000}  # of each training and kind
+CASES = {False: 20, True: 2000}  # of each training and kind
 KINDS = ("signal", "exception", "opcode")
 WRONG = ("torn", "false note")
 

@@ -32,7 +32,7 @@ from thalweg.errors import (
 )
 
 SUMMARY = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
-CASES = {False: 1000, True: 20_000}
+CASES = {False: 500, True: 20_000}
 GOOD = ("read", "refused")
 BATCH = 100
 REFUSALS = (

@@ -26,7 +26,7 @@ from thalweg import optim
 from thalweg.optim import tensorflow
 
 SUMMARY = "states of optim and optim.tensorflow with one damage each, or of another class"
-CASES = {False: 1000, True: 100_000}
+CASES = {False: 500, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
 TORCHS = (ValueError, TypeError, RuntimeError, NotImplementedError)

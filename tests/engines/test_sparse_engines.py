@@ -54,7 +54,7 @@ def make(
 
 
 @pytest.mark.parametrize(
-    "budget", [6, pytest.param(40, marks=pytest.mark.slow)], ids=["replay", "long"]
+    "budget", [6, pytest.param(20, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 @by_rule(FIRST)
 @many("width", [(), (1,), (3,), (2, 4)])
