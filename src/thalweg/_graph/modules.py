@@ -96,20 +96,23 @@ def call_module(
             )
     node_name = node_name_from(type(module).__name__)
     prefix = graph.unique_name(node_name, mark_as_used=False)
+
+    def find_variable(name: str, tensor: torch.Tensor) -> GraphVariable:
+        return variable_of(graph, tensor, f"{prefix}/{name.replace('.', '/')}")
+
     # Outside of the current branch or loop, since all runs share the variables.
     with graph.control_dependencies(None):
         weights = {
-            name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
+            name: find_variable(name, parameter)
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
         buffers = {
-            name: Reference(variable_of(graph, buffer, f"{prefix}/{_scope_path(name)}"))
+            name: Reference(find_variable(name, buffer))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
     # The inputs of a module are values of the run, which other operations may need unchanged.
-    call = functools.partial(
-        _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
-    )
+    writes_to_inputs = any(getattr(x, "inplace", False) is True for x in module.modules())
+    call = functools.partial(_call_on_copies if writes_to_inputs else _call_functionally, module)
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_find_sparse_weights(module, weights))
     return recording.record(graph, call, arguments, {}, node_name, sparse, stateful=bool(buffers))
@@ -151,16 +154,6 @@ def _call_on_copies(
 def _clone_tensor(leaf: object) -> object:
     """Return a copy of a tensor; return any other leaf unchanged."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _writes_to_inputs(module: torch.nn.Module) -> bool:
-    """Return True if a layer of the module has `inplace` set."""
-    return any(getattr(layer, "inplace", False) is True for layer in module.modules())
-
-
-def _scope_path(name: str) -> str:
-    """Return a dotted module name as a name scope."""
-    return name.replace(".", "/")
 
 
 def _find_sparse_weights(
