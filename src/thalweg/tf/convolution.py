@@ -188,7 +188,7 @@ def transposed(
 
     def spread(data: Tensor, kernel: Tensor, shape: Any) -> Tensor:
         sizes = None if shape is None else [int(size) for size in shape][inner]
-        return conv_windows.spread(data, kernel, sizes, windows)
+        return conv_windows.spread(data, kernel, windows, sizes)
 
     outputs = call(spread, input, filters, shape_arg, name=name)
     if isinstance(outputs, _graph.SymbolicTensor):
