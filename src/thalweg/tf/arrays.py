@@ -17,7 +17,7 @@ from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.tf import concat_split, matrix_products
+from thalweg.tf import concat_split
 from thalweg.tf.concat_split import *
 from thalweg.tf.concat_split import as_known_int
 from thalweg.tf.convert import (
@@ -30,14 +30,14 @@ from thalweg.tf.convert import (
     sizes,
     tensor,
 )
-from thalweg.tf.matrix_products import *
+from thalweg.tf.matrices import einsum, matmul, tensordot
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *concat_split.__all__, *matrix_products.__all__, "broadcast_to", "constant",
-    "convert_to_tensor", "expand_dims", "eye", "fill", "gather", "identity", "linspace", "one_hot",
-    "ones", "ones_like", "range", "rank", "reshape", "shape", "size", "squeeze", "tile",
-    "transpose", "zeros", "zeros_like",
+    *concat_split.__all__, "broadcast_to", "constant", "convert_to_tensor", "einsum", "expand_dims",
+    "eye", "fill", "gather", "identity", "linspace", "matmul", "one_hot", "ones", "ones_like",
+    "range", "rank", "reshape", "shape", "size", "squeeze", "tensordot", "tile", "transpose",
+    "zeros", "zeros_like",
 ]  # fmt: skip
 
 

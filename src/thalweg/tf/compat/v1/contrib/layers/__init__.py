@@ -1,6 +1,5 @@
 """`tf.contrib.layers`: the most common functions."""
 
-from thalweg.tf.compat.v1.contrib.layers.adaptive_clipping import adaptive_clipping_fn
 from thalweg.tf.compat.v1.contrib.layers.functions import (
     avg_pool2d,
     batch_norm,
@@ -21,6 +20,7 @@ from thalweg.tf.compat.v1.contrib.layers.initializers import (
 from thalweg.tf.compat.v1.contrib.layers.optimizers import (
     OPTIMIZER_CLS_NAMES,
     OPTIMIZER_SUMMARIES,
+    adaptive_clipping_fn,
     optimize_loss,
 )
 from thalweg.tf.compat.v1.contrib.layers.regularizers import (
