@@ -35,9 +35,7 @@ def function(
     Unlike in TensorFlow, each call has the side effects of the Python function, such as printing.
     All arguments but `func` are ignored.
     """
-    if func is None:
-        return lambda wrapped: wrapped
-    return func
+    return (lambda wrapped: wrapped) if func is None else func
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
@@ -82,9 +80,7 @@ def init_scope() -> contextlib.AbstractContextManager[None]:
 
     No effect in eager mode.
     """
-    if _graph.executing_eagerly():
-        return contextlib.nullcontext()
-    return _graph.control_dependencies(None)
+    return control_dependencies(None)
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:

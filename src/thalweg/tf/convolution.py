@@ -13,7 +13,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import conv_windows
 from thalweg.tf.conv_windows import Windows
-from thalweg.tf.convert import call, named_in_graphs, pair, tensor
+from thalweg.tf.convert import call, named_in_graphs, pair, set_static, tensor
 from thalweg.tf.operators import name_function
 
 __all__ = [
@@ -191,9 +191,7 @@ def transposed(
         return conv_windows.spread(data, kernel, windows, sizes)
 
     outputs = call(spread, input, filters, shape_arg, name=name)
-    if isinstance(outputs, _graph.SymbolicTensor):
-        outputs.set_shape(_known_shape(input, filters, shape_arg, windows))
-    return outputs
+    return set_static(outputs, shape=lambda: _known_shape(input, filters, shape_arg, windows))
 
 
 def _shape_argument(output_shape: Any) -> Any:
