@@ -57,9 +57,8 @@ def tuple_(
         tensors: Symbolic tensors, slices, or None.
         control_inputs: Further operations that run before the copies.
     """
-    name = name or "tuple"
     graph = get_default_graph()
-    with graph.name_scope(name):
+    with graph.name_scope(name or "tuple"):
         barrier = group(*tensors, *control_inputs)
         with graph.control_dependencies([barrier]):
             return [_gate_tensor(tensor) for tensor in tensors]
@@ -127,8 +126,7 @@ def variables_initializer(
     var_list: Iterable[GraphVariable], name: str | None = "init"
 ) -> Operation:
     """Return an operation that sets variables to their initial values."""
-    name = name or "init"
-    return group([variable.initializer for variable in var_list], name=name)
+    return group([variable.initializer for variable in var_list], name=name or "init")
 
 
 def global_variables_initializer() -> Operation:
@@ -148,13 +146,12 @@ def is_variable_initialized(
     ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
     """Return a scalar bool tensor: True in runs of sessions that have initialized `ref`."""
-    name = name or "IsVariableInitialized"
     outputs = [Output(torch.bool, (), ())]
 
     def is_initialized() -> torch.Tensor:
         return torch.tensor(_has_value(ref), dtype=torch.bool, device="cpu")
 
-    op = add(ref.graph, name, is_initialized, outputs=outputs)
+    op = add(ref.graph, name or "IsVariableInitialized", is_initialized, outputs=outputs)
     return op.outputs[0]
 
 

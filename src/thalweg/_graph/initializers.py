@@ -94,13 +94,12 @@ def truncated_normal(
     name: str | None = "truncated_normal",
 ) -> Any:
     """Return a tensor of normal random numbers, redrawn beyond two `stddev` from `mean`."""
-    name = name or "truncated_normal"
 
     def draw_truncated(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         low, high = mean - 2 * stddev, mean + 2 * stddev
         return torch.nn.init.trunc_normal_(tensor, mean, stddev, low, high, generator=generator)
 
-    return _random_node(draw_truncated, shape, dtype, seed, name)
+    return _random_node(draw_truncated, shape, dtype, seed, name or "truncated_normal")
 
 
 def random_uniform(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -57,8 +58,8 @@ def placeholder(
         refuse_unfed,
         outputs=[Output(kind, shape)],
         kind="placeholder",
+        type="Placeholder",
     )
-    op.type = "Placeholder"
     return op.outputs[0]
 
 
@@ -265,28 +266,18 @@ def creation_node(
     return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
 
 
-def zeros(
-    shape: object, dtype: object = torch.float32, name: str | None = "zeros"
-) -> torch.Tensor | SymbolicTensor:
+def _fill(size: Sequence[int], kind: torch.dtype, number: int) -> torch.Tensor:
+    return torch.full(size, number, dtype=kind, device=torch.get_default_device())
+
+
+def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
     """Return a tensor of zeros."""
-    return creation_node(
-        lambda size, kind: torch.zeros(size, dtype=kind, device=torch.get_default_device()),
-        shape,
-        dtype,
-        name or "zeros",
-    )
+    return creation_node(partial(_fill, number=0), shape, dtype, name or "zeros")
 
 
-def ones(
-    shape: object, dtype: object = torch.float32, name: str | None = "ones"
-) -> torch.Tensor | SymbolicTensor:
+def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
     """Return a tensor of ones."""
-    return creation_node(
-        lambda size, kind: torch.ones(size, dtype=kind, device=torch.get_default_device()),
-        shape,
-        dtype,
-        name or "ones",
-    )
+    return creation_node(partial(_fill, number=1), shape, dtype, name or "ones")
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.static_shape import UNKNOWN
-from thalweg._graph import known_size, known_sizes, sizes_of
+from thalweg._graph import known_size, known_sizes, ones, sizes_of, zeros
 from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
@@ -79,16 +79,6 @@ def identity(input: object, name: str | None = None) -> Tensor:
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
 
 
-def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
-    """Return a tensor of zeros."""
-    return _graph.zeros(shape, dtype, name)
-
-
-def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
-    """Return a tensor of ones."""
-    return _graph.ones(shape, dtype, name)
-
-
 def fill(dims: object, value: object, name: str | None = None) -> Tensor:
     """Return a tensor of one number."""
     filling = tensor(value)
@@ -146,7 +136,6 @@ def range(
     The default dtype is the dtype of the arguments; for Python numbers int32 or float32. Raise
     InvalidArgumentError if `delta` is 0, or has the wrong sign.
     """
-    name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
     operands = [tensor(value) for value in (start, limit, delta)]
     common_dtype = functools.reduce(torch.promote_types, (value.dtype for value in operands))
@@ -171,7 +160,7 @@ def range(
         is_open = None in bounds or not bounds[-1]
         return [None if is_open else len(builtins.range(*bounds))]  # pyright: ignore
 
-    return set_static(call(count, *operands, name=name), kind, static_shape)
+    return set_static(call(count, *operands, name=name or "range"), kind, static_shape)
 
 
 def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:
