@@ -11,7 +11,7 @@ import torch
 
 from thalweg._base.execution_context import current_session, executing_eagerly
 from thalweg._core.nest import leaves_of
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add, add_tensor
 from thalweg._graph.collections import GraphKeys
 from thalweg._graph.default_graph import get_default_graph
 from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
@@ -146,13 +146,12 @@ def is_variable_initialized(
     ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
     """Return a scalar bool tensor: True in runs of sessions that have initialized `ref`."""
-    outputs = [Output(torch.bool, (), ())]
+    output = Output(torch.bool, (), ())
 
     def is_initialized() -> torch.Tensor:
         return torch.tensor(_has_value(ref), dtype=torch.bool, device="cpu")
 
-    op = add(ref.graph, name or "IsVariableInitialized", is_initialized, outputs=outputs)
-    return op.outputs[0]
+    return add_tensor(ref.graph, name or "IsVariableInitialized", is_initialized, (), output)
 
 
 def report_uninitialized_variables(
@@ -170,9 +169,7 @@ def report_uninitialized_variables(
     def uninitialized_names() -> object:
         return np.array([x.op.name.encode() for x in variables if not _has_value(x)], dtype=object)
 
-    return add(
-        get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
-    ).outputs[0]
+    return add_tensor(get_default_graph(), name, uninitialized_names, (), Output(None, (None,), ()))
 
 
 def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:

@@ -12,7 +12,7 @@ from thalweg._base.execution_context import executing_eagerly, resolve
 from thalweg._base.scatter import UPDATES, scatter
 from thalweg._base.static_shape import UNKNOWN, Shape
 from thalweg._core.nest import leaves_of
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add_tensor
 from thalweg._graph.default_graph import get_default_graph, graph_variable_of, has_symbol
 from thalweg._graph.nodes import SymbolicTensor
 from thalweg._graph.shape_arguments import ints, known_sizes, sizes_of
@@ -48,19 +48,13 @@ def placeholder(
     # Called only if a run needs the tensor, but does not feed it.
     def refuse_unfed() -> NoReturn:
         raise InvalidArgumentError(
-            f"You must feed a value for placeholder tensor '{op.name}' with dtype "
+            f"You must feed a value for placeholder tensor '{fed.op.name}' with dtype "
             f"{dtype_name(kind)}"
         )
 
-    op = add(
-        graph,
-        name or "Placeholder",
-        refuse_unfed,
-        outputs=[Output(kind, shape)],
-        kind="placeholder",
-        type="Placeholder",
-    )
-    return op.outputs[0]
+    label, options = name or "Placeholder", {"kind": "placeholder", "type": "Placeholder"}
+    fed = add_tensor(graph, label, refuse_unfed, (), Output(kind, shape), **options)
+    return fed
 
 
 def placeholder_with_default(
@@ -112,9 +106,10 @@ def constant(
     if executing_eagerly():
         return tensor
     output = Output(tensor.dtype, tuple(tensor.shape), ())
-    op = add(get_default_graph(), name or "Const", lambda: tensor, outputs=[output], type="Const")
-    op.device = tensor.device
-    return op.outputs[0]
+    graph, label = get_default_graph(), name or "Const"
+    symbol = add_tensor(graph, label, lambda: tensor, (), output, type="Const")
+    symbol.op.device = tensor.device
+    return symbol
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
@@ -258,12 +253,12 @@ def creation_node(
     kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():
         return function(sizes, kind)
-    outputs = [Output(kind, known_sizes(sizes), ())]
+    output = Output(kind, known_sizes(sizes), ())
 
     def create_tensor(sizes: object) -> torch.Tensor:
         return function(ints(sizes), kind)
 
-    return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
+    return add_tensor(get_default_graph(), name, create_tensor, (sizes,), output)
 
 
 def _fill(size: Sequence[int], kind: torch.dtype, number: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thalweg._core.nest import leaves_of, mapped, packed
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add, add_tensor
 from thalweg._graph.nodes import Nodes, Operation, Subgraph, SymbolicTensor
 from thalweg._graph.ops import constant, convert_to_tensor
 from thalweg._graph.scopes import Block
@@ -40,7 +40,7 @@ def trace_block(
     block = Block(graph.block)
     with graph.build_inside(block):
         arguments = tuple(
-            add(graph, "Argument", None, outputs=[parameter], kind="placeholder").outputs[0]
+            add_tensor(graph, "Argument", None, (), parameter, kind="placeholder")
             for parameter in parameters
         )
         returned = function(*arguments)
