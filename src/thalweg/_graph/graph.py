@@ -12,9 +12,9 @@ from thalweg._base.tensor_patching import lend_for_good
 from thalweg._core.nest import mapped
 from thalweg._graph.device_names import device
 from thalweg._graph.modules import intercept_modules
+from thalweg._graph.node_names import node_name_from
 from thalweg._graph.nodes import Nodes, SymbolicTensor
 from thalweg._graph.recording import record, write
-from thalweg._graph.unique_names import node_name_from
 
 
 @exported_from("thalweg.v1")

@@ -25,8 +25,8 @@ from thalweg._base.locks import Lock, on_fork
 from thalweg._core.nest import leaves_of, mapped
 from thalweg._graph import recording
 from thalweg._graph.arguments import Reference
+from thalweg._graph.node_names import node_name_from
 from thalweg._graph.nodes import Nodes, SymbolicTensor
-from thalweg._graph.unique_names import node_name_from
 from thalweg._graph.variables import GraphVariable, variable_of
 
 

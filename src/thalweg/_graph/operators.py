@@ -67,14 +67,11 @@ class Operators(Symbolic):
 
     # Makes NumPy's operators defer to the reflected operators of this class.
     __array_ufunc__ = None
+    # The graph that records.
+    graph: Any
     name: Any
     dtype: torch.dtype | None
     shape: Any
-
-    @property
-    def graph(self) -> Any:
-        """The graph that records."""
-        raise NotImplementedError
 
     def operand(self, other: object) -> Any:
         """Return the second operand; arrays and lists are converted to the dtype of this tensor."""

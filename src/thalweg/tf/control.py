@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg import _graph
 from thalweg._base.context_managers import enable_grad
 from thalweg._graph import case, cond, foldl, foldr, map_fn, scan, while_loop
-from thalweg._graph.unique_names import node_name_from
+from thalweg._graph.node_names import node_name_from
 from thalweg.tf.convert import call, tensor
 
 __all__ = [
