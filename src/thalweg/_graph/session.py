@@ -191,7 +191,8 @@ class Session:
         for index, tensor in plan.fed_fetches:
             results[index] = export(frame[tensor])
         is_nested = frame.lock is not None or len(thread.frames) > 1
-        is_nested = is_nested and self._joins_outer_run(plan)
+        action = "started a run that updates variables"
+        is_nested = is_nested and self._holds_lock(plan.writes, action)
         for lock, steps in plan.segments:
             if lock is None or is_nested:
                 frame.run(steps, results, export)
@@ -199,13 +200,15 @@ class Session:
                 self._run_locked(lock, frame, partial(frame.run, steps, results, export))
         return results
 
-    def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return True if an operation of an outer run, which holds the lock, started this run."""
+    def _holds_lock(self, writes: bool, action: str) -> bool:
+        """Return True if an operation of an outer run, which holds the lock, calls this.
+
+        Raise FailedPreconditionError if `writes` is True, but the operation is pure. `action` is
+        the end of the error's sentence.
+        """
         held_mode = self._held_lock()
-        if held_mode == SHARED and plan.writes:
-            raise FailedPreconditionError(
-                "An operation that is declared as pure started a run that updates variables."
-            )
+        if held_mode == SHARED and writes:
+            raise FailedPreconditionError(f"An operation that is declared as pure {action}.")
         return held_mode is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
@@ -311,15 +314,10 @@ class Session:
 
     def _run_exclusively(self, write: Callable[[], None]) -> None:
         """Call `write()` while no other thread reads or writes values."""
-        held_mode = self._held_lock()
-        if held_mode == SHARED:
-            raise FailedPreconditionError(
-                "An operation that is declared as pure gives a variable a value."
-            )
-        if held_mode is not None:
+        if self._holds_lock(True, "gives a variable a value"):
             write()
-            return
-        self._run_locked(EXCLUSIVE, Frame(self, {}), write)
+        else:
+            self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
         """Call `work()` under the lock in mode `lock`; raise an interruption after the release."""

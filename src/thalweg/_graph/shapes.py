@@ -116,7 +116,7 @@ def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: s
     With these sizes inputs may broadcast. Return None if all trials fail, or if a result contains
     other objects than tensors.
     """
-    results, valid_results = [], []
+    results: dict[int, object] = {}
     for size in _known_sizes(inputs):
         try:
             trial = run_trial(size)
@@ -125,17 +125,16 @@ def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: s
             continue
         if not all(isinstance(leaf, Output) for leaf in leaves_of(trial)):
             return None
-        results.append(trial)
-        valid_results.append(size)
+        results[size] = trial
     if not results:
         return None
-    merged = results[0]
+    (first_size, merged), *others = results.items()
     # After one trial, a size equal to the invented number may come from there.
-    if len(results) == 1:
-        return mapped(lambda leaf: _without_size(leaf, valid_results[0]), merged)
-    if len({len(list(leaves_of(result))) for result in results}) > 1:
+    if not others:
+        return mapped(lambda leaf: _without_size(leaf, first_size), merged)
+    if len({len(list(leaves_of(result))) for result in results.values()}) > 1:
         return None
-    for trial_outputs in results[1:]:
+    for _, trial_outputs in others:
         merged = _merge_trials([merged, trial_outputs], name)
     return merged
 
