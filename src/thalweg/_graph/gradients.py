@@ -18,7 +18,7 @@ from thalweg._graph.nodes import Operation, SymbolicTensor
 from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable
-from thalweg.autodiff import UnconnectedGradients
+from thalweg.autodiff import UnconnectedGradients, parse_unconnected
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
@@ -63,7 +63,7 @@ def gradients(
     """
     _check_mode(ys, xs)
     _check_aggregation(aggregation_method)
-    zero = _as_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    zero = parse_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
     targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _as_weights(targets, grad_ys)
     _check_graph(targets, (*targets, *sources, *stops))
@@ -313,15 +313,6 @@ def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[obje
         else to_tensor(weight, target.dtype)
         for weight, target in pairs
     ]
-
-
-def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
-    """Return the member of `UnconnectedGradients`; raise InvalidArgumentError if unknown."""
-    try:
-        return UnconnectedGradients(value)
-    except ValueError:
-        message = f"Unknown value for unconnected_gradients: {show_value(value)}"
-        raise InvalidArgumentError(message) from None
 
 
 class GradientTape(autodiff.GradientTape):
