@@ -16,7 +16,6 @@ from thalweg._core.graph_mode import register
 from thalweg._core.graph_update import apply_as_one_update
 from thalweg._graph import compat_v1_names, graph_mode_backend
 from thalweg._graph.arguments import by_reference
-from thalweg._graph.assertions import must_hold
 from thalweg._graph.compat_v1_names import *  # noqa: F403
 from thalweg._graph.conditional import case, cond
 from thalweg._graph.control import after_writes, group, no_op, tuple_, updates_since
@@ -33,7 +32,7 @@ from thalweg._graph.initializers import (
 )
 from thalweg._graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg._graph.nodes import SymbolicTensor
-from thalweg._graph.operation import operation
+from thalweg._graph.operation import must_hold, operation
 from thalweg._graph.ops import (
     cast,
     constant,

@@ -9,8 +9,8 @@ from typing import Any
 
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._base.showing import show_value
-from thalweg._graph.assertions import must_hold
 from thalweg._graph.default_graph import control_dependencies, get_default_graph
+from thalweg._graph.operation import must_hold
 from thalweg._graph.ops import convert_to_tensor
 from thalweg._graph.subgraphs import (
     check_same_structure,

@@ -11,8 +11,8 @@ import torch
 
 from thalweg import _graph
 from thalweg._core.nest import leaves_of, mapped
-from thalweg._graph.assertions import excerpt
 from thalweg._graph.feeds_and_fetches import exported
+from thalweg._graph.operation import excerpt
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype, dtype_name, to_tensor

@@ -13,20 +13,18 @@ from thalweg.tf.compat.v1.contrib.layers.functions import (
     max_pool2d,
     relu,
 )
-from thalweg.tf.compat.v1.contrib.layers.initializers import (
-    variance_scaling_initializer,
-    xavier_initializer,
-)
 from thalweg.tf.compat.v1.contrib.layers.optimizers import (
     OPTIMIZER_CLS_NAMES,
     OPTIMIZER_SUMMARIES,
     adaptive_clipping_fn,
     optimize_loss,
 )
-from thalweg.tf.compat.v1.contrib.layers.regularizers import (
+from thalweg.tf.compat.v1.contrib.layers.weights import (
     apply_regularization,
     l1_regularizer,
     sum_regularizer,
+    variance_scaling_initializer,
+    xavier_initializer,
 )
 from thalweg.tf.missing import attribute_of
 from thalweg.v1.contrib.layers import l2_regularizer
