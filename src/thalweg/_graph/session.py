@@ -60,7 +60,6 @@ class Session:
         self._resources: dict[Any, Any] = {}
         # Held so that no resource is created while the session is being closed.
         self._opening = Lock()
-        self._is_closed = False
         self._context: contextlib.ExitStack | None = None
         on_fork(self, Session._forget_after_fork)
 
@@ -108,7 +107,7 @@ class Session:
             InvalidTypeError: A fetch or the key of a feed is not an element of a graph.
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
-        self._check_open()
+        self.values.check_open()
         # The usual case, without flattening the fetches and packing the results.
         is_single = isinstance(fetches, Operation | SymbolicTensor)
         requests = (fetches,) if is_single else tuple(leaves_of(fetches))
@@ -225,20 +224,11 @@ class Session:
 
         Raise FailedPreconditionError if the variable is not initialized.
         """
-        try:
-            return self.values.get(variable)
-        except FailedPreconditionError:
-            # Another thread may have closed the session during the run.
-            self._check_open()
-            raise
+        return self.values.get(variable)
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
         """Return the tensors of several variables, in order; see `leaf`."""
-        try:
-            return self.values.all_of(variables)
-        except FailedPreconditionError:
-            self._check_open()
-            raise
+        return self.values.all_of(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Return True if a variable has a value in this session."""
@@ -266,7 +256,7 @@ class Session:
             FailedPreconditionError: The session is closed, or a variable is not initialized.
             InvalidArgumentError: A variable is of another graph.
         """
-        self._check_open()
+        self.values.check_open()
         plan = self._plan_for(tuple(variables), frozenset())
         return self._execute_plan(plan, {}, copy_to_cpu)
 
@@ -286,7 +276,7 @@ class Session:
 
         def load_values() -> None:
             with writable():
-                self._check_open()
+                self.values.check_open()
                 atomic_section.run(self.values.calls_to_load(values))
 
         self._run_exclusively(load_values)
@@ -297,7 +287,7 @@ class Session:
         `Session.close` calls the object's method `close`, which must end all waits for the object.
         """
         with self._opening:
-            self._check_open()
+            self.values.check_open()
             if key not in self._resources:
                 self._resources[key] = make()
             return self._resources[key]
@@ -305,12 +295,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """True if the session cannot run any more."""
-        return self._is_closed
-
-    def _check_open(self) -> None:
-        """Raise FailedPreconditionError if the session is closed."""
-        if self._is_closed:
-            raise FailedPreconditionError("Attempted to use a closed Session.")
+        return self.values.is_closed
 
     def _run_exclusively(self, write: Callable[[], None]) -> None:
         """Call `write()` while no other thread reads or writes values."""
@@ -341,7 +326,7 @@ class Session:
         Operations that wait in other threads end with CancelledError.
         """
         with self._opening:
-            self._is_closed = True
+            self.values.is_closed = True
             resources = list(self._resources.values())
             self._resources.clear()
         for resource in resources:
