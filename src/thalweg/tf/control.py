@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.context_managers import enable_grad
