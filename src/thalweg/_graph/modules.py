@@ -111,7 +111,7 @@ def call_module(
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
     # The inputs of a module are values of the run, which other operations may need unchanged.
-    writes_to_inputs = any(getattr(x, "inplace", False) is True for x in module.modules())
+    writes_to_inputs = any(getattr(layer, "inplace", False) is True for layer in module.modules())
     call = functools.partial(_call_on_copies if writes_to_inputs else _call_functionally, module)
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_find_sparse_weights(module, weights))
@@ -221,7 +221,8 @@ def _intercepting_call(original: Callable[..., object]) -> Callable[..., object]
 
     def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
         if not executing_eagerly():
-            symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))
+            leaves = leaves_of((args, kwargs))
+            symbols = (leaf for leaf in leaves if isinstance(leaf, SymbolicTensor))
             symbol = next(symbols, None)
             if symbol is not None:
                 return call_module(symbol.graph, module, args, kwargs)

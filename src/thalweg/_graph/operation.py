@@ -110,7 +110,7 @@ def must_hold(
             texts = " ".join(f"[{excerpt(leaf, summarize)}]" for leaf in objects)
             raise InvalidArgumentError(f"{message} {texts}".strip())
 
-    if any(isinstance(x, SymbolicTensor) for x in leaves_of([list(tensors), printed])):
+    if any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of([list(tensors), printed])):
         return operation(check_values, [list(tensors), printed], name, kind="pure")
     return check_values(tensors, printed)
 

@@ -299,7 +299,8 @@ def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
 
 def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
     """Return all operations of an operation's subgraphs, in order, and then the operation."""
-    return [*(x for subgraph in op.subgraphs for x in _all_operations(subgraph.results, fed)), op]
+    bodies = [_all_operations(subgraph.results, fed) for subgraph in op.subgraphs]
+    return [*chain.from_iterable(bodies), op]
 
 
 def _find_needed(
@@ -329,7 +330,7 @@ def _find_needed(
 def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> list[Operation]:
     """Return all operations of a run in order; subgraphs come before their operation."""
     operations = _sort_operations(_find_needed(fetches, fed), fed)
-    return [x for op in operations for x in _nested_operations(op, fed)]
+    return [inner for op in operations for inner in _nested_operations(op, fed)]
 
 
 def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:

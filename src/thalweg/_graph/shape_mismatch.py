@@ -70,7 +70,7 @@ def common_sizes(shapes: Sequence[Any]) -> Sizes | None:
 
     Return None if the numbers of dimensions differ, or if a shape is None or unknown.
     """
-    if any(not isinstance(x, Sequence) or len(x) != len(shapes[0]) for x in shapes):
+    if any(not isinstance(shape, Sequence) or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     columns = zip(*shapes, strict=True)
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in columns)

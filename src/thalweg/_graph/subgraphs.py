@@ -142,7 +142,7 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
     if len(kinds) > 1:
         descriptions = " and ".join(f"'{x.name}' is {x.dtype}" for x in tensors)
         raise InvalidTypeError(f"All must have the same type, but {descriptions}.")
-    shape = common_sizes([x.shape for x in tensors])
+    shape = common_sizes([tensor.shape for tensor in tensors])
     return Output(next(iter(kinds), None), shape, tuple(dict.fromkeys(flows)))
 
 
