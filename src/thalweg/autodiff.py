@@ -180,7 +180,7 @@ class GradientTape:
                 "A non-persistent GradientTape can only be used to compute one set of gradients "
                 "(or jacobians)"
             )
-        zero = _parse(unconnected_gradients) is UnconnectedGradients.ZERO
+        zero = parse_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
         if isinstance(sources, Iterator):
             sources = list(sources)
         leaves = list(_tensors(sources))
@@ -433,7 +433,8 @@ def _weight(target: torch.Tensor, weight: object) -> torch.Tensor:
     return weight
 
 
-def _parse(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
+def parse_unconnected(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
+    """Return a member for a member or its value; raise InvalidArgumentError if unknown."""
     try:
         return UnconnectedGradients(unconnected)
     except ValueError:

@@ -16,13 +16,11 @@ from thalweg._core.graph_mode import register
 from thalweg._core.graph_update import apply_as_one_update
 from thalweg._graph import compat_v1_names, graph_mode_backend
 from thalweg._graph.arguments import by_reference
-from thalweg._graph.assertions import must_hold
-from thalweg._graph.atomic_update import after_writes, updates_since
 from thalweg._graph.compat_v1_names import *  # noqa: F403
 from thalweg._graph.conditional import case, cond
-from thalweg._graph.control import group, no_op, tuple_
+from thalweg._graph.control import after_writes, group, no_op, tuple_, updates_since
 from thalweg._graph.default_graph import control_dependencies, graph_variable_of, name_scope
-from thalweg._graph.derived_gradients import made_of_gradients
+from thalweg._graph.derived_gradients import deduplicated, made_of_gradients
 from thalweg._graph.get_variable import get_variable
 from thalweg._graph.initializers import (
     Initializer,
@@ -34,7 +32,7 @@ from thalweg._graph.initializers import (
 )
 from thalweg._graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg._graph.nodes import SymbolicTensor
-from thalweg._graph.operation import operation
+from thalweg._graph.operation import must_hold, operation
 from thalweg._graph.ops import (
     cast,
     constant,
@@ -48,7 +46,6 @@ from thalweg._graph.ops import (
 )
 from thalweg._graph.shape_arguments import ints, known_size, known_sizes, sizes_of
 from thalweg._graph.shapes import Output
-from thalweg._graph.sparse_rows import deduplicated
 from thalweg._graph.symbolic_slices import IndexedSlicesValue, SymbolicSlices
 from thalweg._graph.traced_hooks import apply_constraint, explain_errors, gradient_symbol, update_of
 from thalweg._graph.variable_creation import Variable, make_variable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,12 +72,8 @@ def add(
         op.index = len(graph.operations)
         graph.operations[full] = op
     op.block, op.unit = graph.block, graph.unit
-    op.function, op.fill, op.picks, op.origin = (
-        function,
-        argument_filler(arguments),
-        picks,
-        _user_frame(),
-    )
+    op.function, op.fill, op.picks = function, argument_filler(arguments), picks
+    op.origin = _user_frame()
     if len(arguments) == 1 and isinstance(arguments[0], SymbolicTensor):
         op.argument = arguments[0]
     op.written = () if kind == "pure" else written_by(arguments)
@@ -84,6 +81,18 @@ def add(
     if outputs and all(output.flows is not None for output in outputs):
         op.flows = tuple(output.flows or () for output in outputs)
     return op
+
+
+def add_tensor(
+    graph: Nodes,
+    name: str,
+    function: Callable[..., object] | None,
+    arguments: Sequence[object],
+    output: Output,
+    **options: Any,
+) -> Any:
+    """Add an operation with one output, and return the output; `options` are arguments of `add`."""
+    return add(graph, name, function, arguments, outputs=[output], **options).outputs[0]
 
 
 def _check_needed(

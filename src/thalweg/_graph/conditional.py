@@ -9,8 +9,8 @@ from typing import Any
 
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._base.showing import show_value
-from thalweg._graph.assertions import must_hold
 from thalweg._graph.default_graph import control_dependencies, get_default_graph
+from thalweg._graph.operation import must_hold
 from thalweg._graph.ops import convert_to_tensor
 from thalweg._graph.subgraphs import (
     check_same_structure,
@@ -104,12 +104,11 @@ def case(
         InvalidArgumentError: There are no pairs, no condition is true and there is no default, or
             several exclusive conditions are true. In graph mode, conditions are checked by a run.
     """
-    name = name or "case"
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
     if not pairs:
         raise InvalidArgumentError("case needs at least one pair of a condition and a function.")
     in_graph = not executing_eagerly()
-    with get_default_graph().name_scope(name) if in_graph else nullcontext():
+    with get_default_graph().name_scope(name or "case") if in_graph else nullcontext():
         preds = [convert_to_tensor(pred) for pred, _ in pairs]
         checks = []
         if exclusive:

@@ -1,8 +1,9 @@
-"""Operations that order other operations, or that initialize variables."""
+"""Operations that order or combine other operations, or that initialize variables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 
 from thalweg._base.execution_context import current_session, executing_eagerly
 from thalweg._core.nest import leaves_of
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add, add_tensor
 from thalweg._graph.collections import GraphKeys
 from thalweg._graph.default_graph import get_default_graph
-from thalweg._graph.nodes import Operation, SymbolicTensor
+from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable, alias_node
@@ -56,9 +57,8 @@ def tuple_(
         tensors: Symbolic tensors, slices, or None.
         control_inputs: Further operations that run before the copies.
     """
-    name = name or "tuple"
     graph = get_default_graph()
-    with graph.name_scope(name):
+    with graph.name_scope(name or "tuple"):
         barrier = group(*tensors, *control_inputs)
         with graph.control_dependencies([barrier]):
             return [_gate_tensor(tensor) for tensor in tensors]
@@ -71,6 +71,35 @@ def _gate_tensor(tensor: Any) -> object:
     if isinstance(tensor, SymbolicSlices):
         return SymbolicSlices.of(alias_node(tensor.source, "control_dependency"))
     return alias_node(tensor, "control_dependency")
+
+
+def as_one_update(call: Callable[[], object]) -> Any:
+    """Call `call()`; return the result. All operations that the call adds form one update.
+
+    If the call wrote in place after computing the result, return an operation after both.
+    """
+    graph = get_default_graph()
+    with graph.as_one():
+        return after_writes(graph, call())
+
+
+def after_writes(graph: Nodes, outcome: object) -> Any:
+    """Return `outcome`, or an operation after `outcome` and all in-place writes of the unit."""
+    tail: Any = () if graph.unit is None else graph.unit.last_writes
+    nodes = [getattr(leaf, "op", leaf) for leaf in leaves_of(outcome)]
+    # An operation that was added after the last write waits for it already.
+    if not tail or max((getattr(op, "index", -1) for op in nodes), default=-1) > tail[0].index:
+        return outcome
+    return group(*(op for op in nodes if isinstance(op, Operation)))
+
+
+def updates_since(graph: Nodes, start: int) -> list[Operation]:
+    """Return the updates of the current unit, without the first `start` operations of the graph."""
+    new_operations = islice(graph.operations.values(), start, None)
+    unit_and_block = graph.unit, graph.block
+    return [
+        op for op in new_operations if op.kind == "update" and (op.unit, op.block) == unit_and_block
+    ]
 
 
 def global_variables(scope: str | None = None) -> list[GraphVariable]:
@@ -97,8 +126,7 @@ def variables_initializer(
     var_list: Iterable[GraphVariable], name: str | None = "init"
 ) -> Operation:
     """Return an operation that sets variables to their initial values."""
-    name = name or "init"
-    return group([variable.initializer for variable in var_list], name=name)
+    return group([variable.initializer for variable in var_list], name=name or "init")
 
 
 def global_variables_initializer() -> Operation:
@@ -118,14 +146,12 @@ def is_variable_initialized(
     ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
     """Return a scalar bool tensor: True in runs of sessions that have initialized `ref`."""
-    name = name or "IsVariableInitialized"
-    outputs = [Output(torch.bool, (), ())]
+    output = Output(torch.bool, (), ())
 
     def is_initialized() -> torch.Tensor:
         return torch.tensor(_has_value(ref), dtype=torch.bool, device="cpu")
 
-    op = add(ref.graph, name, is_initialized, outputs=outputs)
-    return op.outputs[0]
+    return add_tensor(ref.graph, name or "IsVariableInitialized", is_initialized, (), output)
 
 
 def report_uninitialized_variables(
@@ -143,9 +169,7 @@ def report_uninitialized_variables(
     def uninitialized_names() -> object:
         return np.array([x.op.name.encode() for x in variables if not _has_value(x)], dtype=object)
 
-    return add(
-        get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
-    ).outputs[0]
+    return add_tensor(get_default_graph(), name, uninitialized_names, (), Output(None, (None,), ()))
 
 
 def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:

@@ -10,8 +10,8 @@ import torch
 
 from thalweg._base.execution_context import executing_eagerly, process, thread
 from thalweg._base.tensor_patching import lend_for_good
-from thalweg._graph import interception
 from thalweg._graph.graph import Graph
+from thalweg._graph.modules import start_intercepting, stop_intercepting
 from thalweg._graph.variables import variable_of
 from thalweg.errors import FailedPreconditionError
 
@@ -52,7 +52,7 @@ def disable_eager_execution() -> None:
     process.is_mode_fixed = True
     if process.eager:
         process.eager = False
-        interception.start_intercepting()
+        start_intercepting()
 
 
 def enable_eager_execution(
@@ -62,7 +62,7 @@ def enable_eager_execution(
     process.is_mode_fixed = True
     if not process.eager:
         process.eager = True
-        interception.stop_intercepting()
+        stop_intercepting()
 
 
 def begin_graphs() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg._graph.operation import operation
 from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
-from thalweg.indexed_slices import IndexedSlices
 
 
 def made_of_gradients(
@@ -43,7 +46,7 @@ def made_of_gradients(
     ]
     grads = operation(function, [*inputs, *others], name, kind="pure", outputs=outputs)
     for index, output in zip(present, grads, strict=True):
-        is_sparse = isinstance(gradients[index], SymbolicSlices | IndexedSlices) and not dense
+        is_sparse = isinstance(gradients[index], IndexedSlices) and not dense
         output.may_be_sparse = not dense
         results[index] = SymbolicSlices.of(output) if is_sparse else output
     return results
@@ -52,3 +55,24 @@ def made_of_gradients(
 def _shape_of_slot(var: object, grad: object) -> Any:
     """Return the static shape of a variable, or of the gradient if `var` is None."""
     return getattr(grad if var is None else var, "shape", None)
+
+
+def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
+    """Return (sum of the rows of each distinct index, distinct indices).
+
+    Args:
+        values: Rows, of shape (rows, *row shape).
+        indices: int32 or int64, of shape (rows,).
+    """
+    slices = IndexedSlices(values, indices)
+    if not isinstance(slices, SymbolicSlices):
+        return _sum_rows(slices)
+    rows = None if values.shape is UNKNOWN else (None, *values.shape[1:])
+    outputs = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
+    return tuple(operation(_sum_rows, [slices], "deduplicate", kind="pure", outputs=outputs))
+
+
+def _sum_rows(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (values, indices) of slices with equal indices added."""
+    summed = slices.deduplicated()
+    return summed.values, summed.indices

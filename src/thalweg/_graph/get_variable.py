@@ -14,7 +14,7 @@ from thalweg._base.static_shape import Shape
 from thalweg._graph.collections import GraphKeys
 from thalweg._graph.default_graph import get_default_graph
 from thalweg._graph.graph import Graph
-from thalweg._graph.initializers import GlorotUniform, Zeros
+from thalweg._graph.initializers import as_initializer
 from thalweg._graph.partitioned import get_partitioned
 from thalweg._graph.variable_creation import create_variable
 from thalweg._graph.variable_scopes import (
@@ -257,9 +257,7 @@ def _initial_value(
     if shape is not None or initializer is None:
         _check_defined(name, shape)
     dtype = kind or as_dtype(get_variable_scope().dtype)
-    start = initializer() if isinstance(initializer, type) else initializer
-    if start is None:
-        start = GlorotUniform() if dtype.is_floating_point else Zeros()
+    start = as_initializer(initializer, dtype)
     if shape is not None:
         return start, dtype
     if needs_arguments(start):

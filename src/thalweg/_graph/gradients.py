@@ -1,4 +1,4 @@
-"""`gradients`: symbolic derivatives, computed in a run by torch's autograd."""
+"""`gradients` and `GradientTape`: derivatives, in graphs computed in a run by torch's autograd."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from thalweg._base.execution_context import executing_eagerly
+from thalweg import autodiff
+from thalweg._base.execution_context import executing_eagerly, is_symbolic
 from thalweg._base.showing import show_value
-from thalweg._core.nest import leaves_of, mapped
+from thalweg._core.nest import leaves_of, mapped, packed
 from thalweg._graph.add_operation import add
 from thalweg._graph.arguments import IN_EAGER_MODE, densify
 from thalweg._graph.default_graph import graph_variable_of
@@ -17,7 +18,7 @@ from thalweg._graph.nodes import Operation, SymbolicTensor
 from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable
-from thalweg.autodiff import UnconnectedGradients
+from thalweg.autodiff import UnconnectedGradients, parse_unconnected
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
@@ -62,7 +63,7 @@ def gradients(
     """
     _check_mode(ys, xs)
     _check_aggregation(aggregation_method)
-    zero = _as_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    zero = parse_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
     targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _as_weights(targets, grad_ys)
     _check_graph(targets, (*targets, *sources, *stops))
@@ -314,10 +315,37 @@ def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[obje
     ]
 
 
-def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
-    """Return the member of `UnconnectedGradients`; raise InvalidArgumentError if unknown."""
-    try:
-        return UnconnectedGradients(value)
-    except ValueError:
-        message = f"Unknown value for unconnected_gradients: {show_value(value)}"
-        raise InvalidArgumentError(message) from None
+class GradientTape(autodiff.GradientTape):
+    """Recorder of computations for `gradient`; see `thalweg.GradientTape`.
+
+    In graph mode symbolic tensors have symbolic gradients, computed by `gradients`. Symbolic
+    tensors need no `watch`.
+
+    Args:
+        persistent, watch_accessed_variables: As in `thalweg.GradientTape`.
+    """
+
+    def watch(self, tensor: object) -> None:
+        """Watch eager tensors; in graph mode, skip symbolic tensors."""
+        if not executing_eagerly():
+            tensor = [leaf for leaf in leaves_of(tensor) if not is_symbolic(leaf)]
+        super().watch(tensor)
+
+    def gradient(
+        self,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+    ) -> Any:
+        """Return the gradient of `target` for each source; see `gradients` for symbolic targets."""
+        targets = list(leaves_of(target))
+        is_of_graph = not executing_eagerly() and any(map(is_symbolic, targets))
+        if not is_of_graph or self._used:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
+        self._used = not self._persistent
+        weights = None if output_gradients is None else list(leaves_of(output_gradients))
+        grads = gradients(
+            targets, list(leaves_of(sources)), weights, unconnected_gradients=unconnected_gradients
+        )
+        return packed(sources, iter(grads))

@@ -11,11 +11,10 @@ from thalweg._base.exports import exported_from
 from thalweg._base.tensor_patching import lend_for_good
 from thalweg._core.nest import mapped
 from thalweg._graph.device_names import device
-from thalweg._graph.inplace_ops import write
-from thalweg._graph.interception import intercept_modules
+from thalweg._graph.modules import intercept_modules
+from thalweg._graph.node_names import node_name_from
 from thalweg._graph.nodes import Nodes, SymbolicTensor
-from thalweg._graph.recording import record
-from thalweg._graph.unique_names import node_name_from
+from thalweg._graph.recording import record, write
 
 
 @exported_from("thalweg.v1")
@@ -32,6 +31,7 @@ class Graph(Nodes):
     """
 
     device = staticmethod(device)
+    write = staticmethod(write)
     # TensorFlow's name; set by `tf.train`'s optimizers.
     _is_loss_scaled_by_optimizer = False
 
@@ -74,12 +74,6 @@ class Graph(Nodes):
             return function(*parameters[0], **parameters[1])
         node_name = name or node_name_from(function.__name__)
         return record(self, function, args, kwargs or {}, node_name, sparse_flows)
-
-    def write(
-        self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> None:
-        """Add an operation that writes to a variable in place; see `inplace_ops.write`."""
-        write(variable, name, args, kwargs)
 
 
 # Python's errors about arguments of `Graph` show this name.

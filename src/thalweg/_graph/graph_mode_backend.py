@@ -7,27 +7,32 @@ from typing import TYPE_CHECKING, Any
 from thalweg._base.lazy import offered
 
 if TYPE_CHECKING:
-    from thalweg._graph.atomic_update import as_one_update
-    from thalweg._graph.control import group
+    from thalweg._graph.control import as_one_update, group
     from thalweg._graph.default_graph import graph_variable_of as variable_of
+    from thalweg._graph.derived_gradients import deduplicated
     from thalweg._graph.eager_or_graph import IndexedSlices as slices
-    from thalweg._graph.keras.sessions import assign, config_value, session, use_session, values
     from thalweg._graph.keras.steps import apply_gradients, gradients, learning_rate
     from thalweg._graph.keras.traced_hooks import clip, update
-    from thalweg._graph.keras.variables import check_graph, slot, variable
+    from thalweg._graph.keras.variables import (
+        assign,
+        check_graph,
+        config_value,
+        session,
+        slot,
+        use_session,
+        values,
+        variable,
+    )
     from thalweg._graph.replicas import aggregate, all_reduce
-    from thalweg._graph.sparse_rows import deduplicated
 
 # Imported at the first access: `thalweg.v1` does not need Keras.
 _MODULES = {
-    "atomic_update": "as_one_update",
-    "control": "group",
-    "keras.sessions": "assign config_value session use_session values",
+    "control": "as_one_update group",
+    "derived_gradients": "deduplicated",
     "keras.steps": "apply_gradients gradients learning_rate",
     "keras.traced_hooks": "clip update",
-    "keras.variables": "check_graph slot variable",
+    "keras.variables": "assign check_graph config_value session slot use_session values variable",
     "replicas": "aggregate all_reduce",
-    "sparse_rows": "deduplicated",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()} | {
     "slices": "eager_or_graph:IndexedSlices", "variable_of": "default_graph:graph_variable_of"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,13 +95,12 @@ def truncated_normal(
     name: str | None = "truncated_normal",
 ) -> Any:
     """Return a tensor of normal random numbers, redrawn beyond two `stddev` from `mean`."""
-    name = name or "truncated_normal"
 
     def draw_truncated(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         low, high = mean - 2 * stddev, mean + 2 * stddev
         return torch.nn.init.trunc_normal_(tensor, mean, stddev, low, high, generator=generator)
 
-    return _random_node(draw_truncated, shape, dtype, seed, name)
+    return _random_node(draw_truncated, shape, dtype, seed, name or "truncated_normal")
 
 
 def random_uniform(
@@ -174,19 +174,15 @@ class Ones(Constant):
         super().__init__(1, dtype)
 
 
+@dataclass(eq=False, repr=False)
 class RandomNormal(Initializer):
     """Initializer with normal random numbers."""
 
+    mean: float = 0.0
+    stddev: float = 1.0
+    seed: int | None = None
+    dtype: Any = torch.float32
     _draw = staticmethod(random_normal)
-
-    def __init__(
-        self,
-        mean: float = 0.0,
-        stddev: float = 1.0,
-        seed: int | None = None,
-        dtype: object = torch.float32,
-    ) -> None:
-        self.mean, self.stddev, self.seed, self.dtype = mean, stddev, seed, dtype
 
     def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
         return self._draw(shape, self.mean, self.stddev, kind, self.seed)
@@ -198,17 +194,14 @@ class TruncatedNormal(RandomNormal):
     _draw = staticmethod(truncated_normal)
 
 
+@dataclass(eq=False, repr=False)
 class RandomUniform(Initializer):
     """Initializer with uniform random numbers in [minval, maxval)."""
 
-    def __init__(
-        self,
-        minval: float = 0,
-        maxval: float | None = None,
-        seed: int | None = None,
-        dtype: object = torch.float32,
-    ) -> None:
-        self.minval, self.maxval, self.seed, self.dtype = minval, maxval, seed, dtype
+    minval: float = 0
+    maxval: float | None = None
+    seed: int | None = None
+    dtype: Any = torch.float32
 
     def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
         return random_uniform(shape, self.minval, self.maxval, kind, self.seed)
@@ -229,6 +222,16 @@ class GlorotUniform(Initializer):
         inputs, outputs = fans(tuple(getattr(info, "full_shape", shape)))
         limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
         return random_uniform(shape, -limit, limit, kind, self.seed)
+
+
+def as_initializer(initializer: Any, dtype: torch.dtype) -> Any:
+    """Return an initializer unchanged, or an instance of a class.
+
+    For None return Glorot's uniform distribution for floats, and zeros for other dtypes.
+    """
+    if initializer is None:
+        return GlorotUniform() if dtype.is_floating_point else Zeros()
+    return initializer() if isinstance(initializer, type) else initializer
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:

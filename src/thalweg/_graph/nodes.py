@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,7 +14,6 @@ from thalweg._base.execution_context import Symbolic, TensorReference, get_defau
 from thalweg._base.exports import exported_from
 from thalweg._base.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg._graph.collections import Collections
-from thalweg._graph.node_def import NodeDef, node_def_of
 from thalweg._graph.operators import Operators
 from thalweg._graph.scopes import Block, Scopes, Unit
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
@@ -26,6 +24,24 @@ IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")
 _IN_PLACE_NAMES = ", ".join(IN_PLACE)
 _NEEDS_A_RUN = "has no value until a session runs it"
 _RUN_IT = "Use Session.run(...) or .eval()"
+
+
+@dataclass
+class NodeDef:
+    """Description of an operation, `Operation.node_def` in TensorFlow.
+
+    Attributes:
+        op: Type of the operation.
+        input: Names of the inputs, "name:1" for a second output, then "^name" of control inputs.
+        device: Device where the operation is expected to run.
+        attr: {"shared_name": name} for a variable, otherwise empty.
+    """
+
+    name: str
+    op: str
+    input: list[str]
+    device: str
+    attr: dict[str, str]
 
 
 @exported_from("thalweg.v1")
@@ -84,8 +100,11 @@ class Operation:
 
     @property
     def node_def(self) -> NodeDef:
-        """A new description of the operation."""
-        return node_def_of(self)
+        """A description of the operation as it is now; changes to it have no effect."""
+        inputs = [tensor.name.removesuffix(":0") for tensor in self.inputs]
+        inputs += [f"^{control.name}" for control in self.control_inputs]
+        attr = {"shared_name": self.name} if self.kind == "variable" else {}
+        return NodeDef(self.name, self.type, inputs, str(self.device), attr)
 
     def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
         """Return the inputs of this operation that a gradient of `output` reaches."""
@@ -280,7 +299,7 @@ class SymbolicTensor(Operators):
         raise InvalidTypeError(f"'{self.name}' belongs to its graph and cannot be pickled.")
 
 
-class Nodes(Scopes, Collections, ABC):
+class Nodes(Scopes, Collections):
     """Table of the operations and variables of a graph; base class of `Graph`.
 
     Attributes:
@@ -290,7 +309,12 @@ class Nodes(Scopes, Collections, ABC):
         variable_store: {name: variable} of `get_variable`.
         partitioned_store: {name: partitioned variable} of `get_variable`.
         seed: Seed of the graph for random operations, or None.
+        as_default, call, write: Methods of `Graph`, whose module needs this one.
     """
+
+    as_default: Callable[[], contextlib.AbstractContextManager[Nodes]]
+    call: Callable[..., Any]
+    write: Callable[..., None]
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,27 +325,6 @@ class Nodes(Scopes, Collections, ABC):
         self.variable_store: dict[str, Any] = {}
         self.partitioned_store: dict[str, Any] = {}
         self.seed: int | None = None
-
-    @abstractmethod
-    def as_default(self) -> contextlib.AbstractContextManager[Nodes]:
-        """Return a context manager that makes this graph the thread's default graph."""
-
-    @abstractmethod
-    def call(
-        self,
-        function: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object] | None = None,
-        name: str | None = None,
-        sparse_flows: frozenset[SymbolicTensor] = frozenset(),
-    ) -> Any:
-        """Add an operation that calls `function`; return its outputs in the result's structure."""
-
-    @abstractmethod
-    def write(
-        self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> None:
-        """Add an operation that calls an in-place tensor method on a variable."""
 
     @property
     def _graph_key(self) -> str:

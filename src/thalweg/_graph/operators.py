@@ -8,15 +8,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
-from thalweg._base.execution_context import Symbolic
+from thalweg._base.execution_context import Symbolic, is_symbolic
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of
-from thalweg._graph.indexing import item, shape_of_item, to_spans
 from thalweg.errors import InvalidTypeError
 from thalweg.variable import as_operand, divide_tensors
 
@@ -67,14 +66,11 @@ class Operators(Symbolic):
 
     # Makes NumPy's operators defer to the reflected operators of this class.
     __array_ufunc__ = None
+    # The graph that records.
+    graph: Any
     name: Any
     dtype: torch.dtype | None
     shape: Any
-
-    @property
-    def graph(self) -> Any:
-        """The graph that records."""
-        raise NotImplementedError
 
     def operand(self, other: object) -> Any:
         """Return the second operand; arrays and lists are converted to the dtype of this tensor."""
@@ -107,10 +103,10 @@ class Operators(Symbolic):
     __abs__ = _unary_operator(operator.abs)
 
     def __getitem__(self, index: object) -> Any:
-        components = to_spans(index)
+        components = _to_spans(index)
         rows = self.graph.call(item, (self, components), name="strided_slice")
         if rows.shape is UNKNOWN:
-            shape = shape_of_item(self.shape, components)
+            shape = _shape_of_item(self.shape, components)
             if shape is not None:
                 rows.set_shape(shape)
         return rows
@@ -191,6 +187,78 @@ class Operators(Symbolic):
         leaves = leaves_of((args, kwargs))
         graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Operators))
         return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
+
+
+class _Span(NamedTuple):
+    """Slice as a named tuple, which is searched for symbolic bounds, unlike Python's `slice`."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+    def as_slice(self) -> slice:
+        """Return the slice; all bounds are numbers."""
+        return slice(*(None if end is None else int(end) for end in self))
+
+    def size(self, length: int | None) -> int | None:
+        """Return the number of elements taken from `length`; None if unknown."""
+        if self == (None, None, None):
+            return length
+        if length is None or any(map(is_symbolic, self)):
+            return None
+        return len(range(length)[self.as_slice()])
+
+
+def _to_spans(index: object) -> Any:
+    """Return an index with a `_Span` in place of each slice."""
+    if isinstance(index, tuple):
+        return tuple(_to_spans(component) for component in index)
+    return _Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
+
+
+def item(source: Any, index: Any) -> Any:
+    """Return `source[index]`, after spans in `index` were converted to slices."""
+    if isinstance(index, _Span):
+        return source[index.as_slice()]
+    if isinstance(index, tuple):
+        return source[tuple(x.as_slice() if isinstance(x, _Span) else x for x in index)]
+    return source[index]
+
+
+def _shape_of_item(shape: Any, index: object) -> list[int | None] | None:
+    """Return the shape of `tensor[index]` for a tensor of shape `shape`; unknown sizes are None.
+
+    Return None if `shape` is unknown, or if `index` contains arrays or tensors with dimensions.
+    """
+    components = index if isinstance(index, tuple) and not isinstance(index, _Span) else (index,)
+    if shape is UNKNOWN or not all(_is_plain(component) for component in components):
+        return None
+    axis_count = sum(component is not None and component is not ... for component in components)
+    full_span = _Span(None, None, None)
+    # Axes without a component are taken whole, as if the index ended with "...".
+    if not any(component is ... for component in components):
+        components = (*components, ...)
+    sizes, item_shape = iter(shape), []
+    for component in components:
+        for span in [full_span] * (len(shape) - axis_count) if component is ... else [component]:
+            if span is None:
+                item_shape.append(1)
+            elif isinstance(span, _Span):
+                item_shape.append(span.size(next(sizes)))
+            else:
+                next(sizes)
+    return item_shape
+
+
+def _is_plain(component: object) -> bool:
+    """Return True for None, Ellipsis, integers, spans and scalar symbols."""
+    is_scalar_symbol = is_symbolic(component) and getattr(component, "shape", None) == ()
+    return (
+        component is None
+        or component is ...
+        or isinstance(component, int | _Span)
+        or is_scalar_symbol
+    )
 
 
 def _record_write(

@@ -11,7 +11,7 @@ from thalweg._base.execution_context import executing_eagerly, resolve
 from thalweg._base.scatter import UPDATES, scatter
 from thalweg._base.static_shape import UNKNOWN, Shape
 from thalweg._core.nest import leaves_of
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add_tensor
 from thalweg._graph.default_graph import get_default_graph, graph_variable_of, has_symbol
 from thalweg._graph.nodes import SymbolicTensor
 from thalweg._graph.shape_arguments import ints, known_sizes, sizes_of
@@ -47,19 +47,13 @@ def placeholder(
     # Called only if a run needs the tensor, but does not feed it.
     def refuse_unfed() -> NoReturn:
         raise InvalidArgumentError(
-            f"You must feed a value for placeholder tensor '{op.name}' with dtype "
+            f"You must feed a value for placeholder tensor '{fed.op.name}' with dtype "
             f"{dtype_name(kind)}"
         )
 
-    op = add(
-        graph,
-        name or "Placeholder",
-        refuse_unfed,
-        outputs=[Output(kind, shape)],
-        kind="placeholder",
-    )
-    op.type = "Placeholder"
-    return op.outputs[0]
+    label, options = name or "Placeholder", {"kind": "placeholder", "type": "Placeholder"}
+    fed = add_tensor(graph, label, refuse_unfed, (), Output(kind, shape), **options)
+    return fed
 
 
 def placeholder_with_default(
@@ -111,9 +105,10 @@ def constant(
     if executing_eagerly():
         return tensor
     output = Output(tensor.dtype, tuple(tensor.shape), ())
-    op = add(get_default_graph(), name or "Const", lambda: tensor, outputs=[output], type="Const")
-    op.device = tensor.device
-    return op.outputs[0]
+    graph, label = get_default_graph(), name or "Const"
+    symbol = add_tensor(graph, label, lambda: tensor, (), output, type="Const")
+    symbol.op.device = tensor.device
+    return symbol
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
@@ -257,36 +252,31 @@ def creation_node(
     kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():
         return function(sizes, kind)
-    outputs = [Output(kind, known_sizes(sizes), ())]
+    output = Output(kind, known_sizes(sizes), ())
 
     def create_tensor(sizes: object) -> torch.Tensor:
         return function(ints(sizes), kind)
 
-    return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
+    return add_tensor(get_default_graph(), name, create_tensor, (sizes,), output)
 
 
-def zeros(
-    shape: object, dtype: object = torch.float32, name: str | None = "zeros"
-) -> torch.Tensor | SymbolicTensor:
+def _filled(function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str) -> Any:
+    """Return a tensor of `function`, which is torch.zeros or torch.ones; see `creation_node`."""
+
+    def fill(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+        return function(size, dtype=kind, device=torch.get_default_device())
+
+    return creation_node(fill, shape, dtype, name)
+
+
+def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
     """Return a tensor of zeros."""
-    return creation_node(
-        lambda size, kind: torch.zeros(size, dtype=kind, device=torch.get_default_device()),
-        shape,
-        dtype,
-        name or "zeros",
-    )
+    return _filled(torch.zeros, shape, dtype, name or "zeros")
 
 
-def ones(
-    shape: object, dtype: object = torch.float32, name: str | None = "ones"
-) -> torch.Tensor | SymbolicTensor:
+def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
     """Return a tensor of ones."""
-    return creation_node(
-        lambda size, kind: torch.ones(size, dtype=kind, device=torch.get_default_device()),
-        shape,
-        dtype,
-        name or "ones",
-    )
+    return _filled(torch.ones, shape, dtype, name or "ones")
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import torch
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._base.static_shape import Shape
 from thalweg._graph.default_graph import get_default_graph
-from thalweg._graph.initializers import GlorotUniform, Zeros
+from thalweg._graph.initializers import as_initializer
 from thalweg._graph.nodes import SymbolicTensor
 from thalweg._graph.ops import convert_to_tensor
 from thalweg._graph.slice_info import SaveSliceInfo
@@ -282,14 +282,8 @@ def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSlic
 
 
 def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
-    """Return `initializer`, with `partition_info=info` bound if it accepts this argument.
-
-    For None return an initializer: Glorot's uniform distribution for floats, else zeros.
-    """
-    if isinstance(initializer, type):
-        initializer = initializer()
-    if initializer is None:
-        initializer = GlorotUniform() if kind.is_floating_point else Zeros()
+    """Return `as_initializer`, with `partition_info=info` bound if it accepts this argument."""
+    initializer = as_initializer(initializer, kind)
     try:
         takes_info = "partition_info" in inspect.signature(initializer).parameters
     except (TypeError, ValueError):

@@ -6,10 +6,12 @@ A *segment* is a sequence of steps that run under one lock.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, groupby
+from operator import methodcaller
 from types import (
     BuiltinFunctionType,
     MethodDescriptorType,
@@ -244,8 +246,8 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
         # In a branch or loop of the unit, the operation that runs the body is the member.
         if unit is not None and unit.block is step.operation.block:
             members.setdefault(unit, []).append(index)
-    begin_steps: dict[int, list[Step]] = {}
-    end_steps: dict[int, list[Step]] = {}
+    begin_steps: defaultdict[int, list[Step]] = defaultdict(list)
+    end_steps: defaultdict[int, list[Step]] = defaultdict(list)
     wait_counts = list(accumulate(int(step.lock is None) for step in steps))
     for unit, all_indices in members.items():
         locked_indices = [index for index in all_indices if steps[index].lock is not None]
@@ -261,35 +263,23 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
                 _nested_operations(steps[index].operation, fed) for index in updates
             )
             variables = tuple(dict.fromkeys(x for op in nested for x in op.written))
-            begin = partial(_begin_unit, unit=unit, written=variables)
+            first, last, first_update = steps[indices[0]], steps[indices[-1]], steps[updates[0]]
             # A failure before the first update adds the note that nothing was written.
-            if indices[0] < updates[0]:
-                start = partial(_begin_unit, unit=unit, written=())
-                begin_steps.setdefault(indices[0], []).append(
-                    _make_unit_step(steps[indices[0]], start)
-                )
-            begin_steps.setdefault(updates[0], []).append(_make_unit_step(steps[updates[0]], begin))
-            end = partial(_end_unit, unit=unit)
-            end_steps.setdefault(indices[-1], []).append(_make_unit_step(steps[indices[-1]], end))
-    ordered_steps: list[Step] = []
-    for index, step in enumerate(steps):
-        ordered_steps += [*begin_steps.get(index, ()), step, *end_steps.get(index, ())]
-    return ordered_steps
+            if first is not first_update:
+                begin_steps[indices[0]].append(_make_unit_step(first, "begin_unit", unit, ()))
+            begin = _make_unit_step(first_update, "begin_unit", unit, variables)
+            begin_steps[updates[0]].append(begin)
+            end_steps[indices[-1]].append(_make_unit_step(last, "end_unit", unit))
+    return [
+        member
+        for index, step in enumerate(steps)
+        for member in (*begin_steps[index], step, *end_steps[index])
+    ]
 
 
-def _make_unit_step(step: Step, function: Callable[[Any], None]) -> Step:
-    """Return a step that calls `function(frame)` in front of, or behind, another step."""
-    return Step(step.operation, function, lambda frame: (frame,), EXCLUSIVE)
-
-
-def _begin_unit(frame: Any, unit: Unit, written: Sequence[SymbolicTensor]) -> None:
-    """Let the frame record the values of the variables that the unit writes."""
-    frame.begin_unit(unit, written)
-
-
-def _end_unit(frame: Any, unit: Unit) -> None:
-    """Let the frame drop the record of the unit, whose writes are final."""
-    frame.end_unit(unit)
+def _make_unit_step(step: Step, method: str, *arguments: object) -> Step:
+    """Return a step that calls a method of the frame in front of, or behind, another step."""
+    return Step(step.operation, methodcaller(method, *arguments), lambda frame: (frame,), EXCLUSIVE)
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
@@ -308,12 +298,9 @@ def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
 
 
 def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
-    """Return an operation and all operations of its subgraphs."""
-    operations = [op]
-    for subgraph in op.subgraphs:
-        for inner in _find_needed(subgraph.results, fed):
-            operations += _nested_operations(inner, fed)
-    return operations
+    """Return all operations of an operation's subgraphs, in order, and then the operation."""
+    bodies = [_all_operations(subgraph.results, fed) for subgraph in op.subgraphs]
+    return [*chain.from_iterable(bodies), op]
 
 
 def _find_needed(
@@ -340,12 +327,10 @@ def _find_needed(
     return operations
 
 
-def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
-    """Yield all operations of a run in order; subgraphs come before their operation."""
-    for op in _sort_operations(_find_needed(fetches, fed), fed):
-        for subgraph in op.subgraphs:
-            yield from _all_operations(subgraph.results, fed)
-        yield op
+def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> list[Operation]:
+    """Return all operations of a run in order; subgraphs come before their operation."""
+    operations = _sort_operations(_find_needed(fetches, fed), fed)
+    return [inner for op in operations for inner in _nested_operations(op, fed)]
 
 
 def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:

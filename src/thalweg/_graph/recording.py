@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._core.nest import leaves_of, mapped
 from thalweg._graph.add_operation import add
-from thalweg._graph.arguments import DenseGradient, densify, inputs_of
+from thalweg._graph.arguments import DenseGradient, Reference, densify, inputs_of
 from thalweg._graph.nodes import Nodes, SymbolicTensor
 from thalweg._graph.shapes import Output, infer_outputs
 from thalweg._graph.symbolic_slices import SymbolicSlices
@@ -57,19 +57,42 @@ def record(
     # Raises for a tensor of another graph, before the function is called on meta tensors.
     inputs_of(arguments, graph)
     nest = infer_outputs(call, mapped(unwrap_gradient, arguments), name)
-    outputs = [leaf for leaf in leaves_of(nest) if isinstance(leaf, Output)]
-    if not outputs:
+    leaves = list(leaves_of(nest))
+    picks = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Output))
+    if not picks:
         return nest
-    is_single = isinstance(nest, Output)
-    picks = tuple(i for i, leaf in enumerate(leaves_of(nest)) if isinstance(leaf, Output))
-    op = add(graph, name, call, arguments, outputs=outputs, picks=None if is_single else picks)
+    outputs = [leaves[index] for index in picks]
+    picks = None if isinstance(nest, Output) else picks
+    op = add(graph, name, call, arguments, outputs=outputs, picks=picks)
     op.sparse_flows, op.stateful = sparse_flows | looked_up_tables, stateful
     if graph.unit is not None and not _VIEWS.isdisjoint((name, getattr(function, "__name__", ""))):
         graph.unit.note_views(leaves_of(arguments), op.outputs)
     tensors = iter(op.outputs)
-    return packed(
-        nest, (next(tensors) if isinstance(leaf, Output) else leaf for leaf in leaves_of(nest))
-    )
+    return mapped(lambda leaf: next(tensors) if isinstance(leaf, Output) else leaf, nest)
+
+
+def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
+    """Add the operation that calls an in-place tensor method on a variable, in a hook.
+
+    The operation waits for the previous in-place operation, and later operations wait for it. So a
+    hook of an optimizer reads the values that it has written, as in eager mode.
+
+    Args:
+        variable: A variable. Call `write` inside of `variable.graph.as_one()`.
+        name: The method's name, one of `nodes.IN_PLACE`.
+        args, kwargs: Arguments of the method.
+
+    Raises:
+        InvalidArgumentError: Shapes do not fit together.
+    """
+    graph, unit = variable.graph, variable.graph.unit
+    arguments = prepare_nest(graph, ((Reference(variable), *args), dict(kwargs)))
+    arguments = mapped(densify, arguments)
+    call = functools.partial(_call_with, getattr(torch.Tensor, name))
+    # Called for its errors: shapes that do not fit raise now, not in a run.
+    infer_outputs(call, mapped(unwrap_gradient, arguments), name)
+    op = add(graph, name.rstrip("_"), call, arguments, kind="update")
+    unit.note_write(variable, op)
 
 
 def _find_sparse_table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,47 +13,22 @@ from thalweg._core.commit import add_note
 from thalweg._core.nest import leaves_of
 from thalweg._graph.gradients import as_differentiable
 from thalweg._graph.nodes import SymbolicTensor
-from thalweg._graph.plan import RunPlan, Step
+from thalweg._graph.plan import Step
 from thalweg._graph.scopes import Unit
 from thalweg._graph.symbolic_slices import SymbolicSlices
-from thalweg._graph.variable_store import Leaves
 from thalweg._graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices
 
 _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
-class RunFrame(Protocol):
-    """Interface of a session, as used by `Frame`.
-
-    Attributes:
-        values: The values of the session's variables.
-    """
-
-    values: Leaves
-
-    def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """Return the tensor that holds a variable's value."""
-        ...
-
-    def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Return the session's variables for several graph variables."""
-        ...
-
-    def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """Return the value of a tensor that the run of `frame` lacks or has released."""
-
-    def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
-        """Run a plan in `frame`; return the exported values of its fetches."""
-        ...
-
-
 class Frame(dict[SymbolicTensor, Any]):
-    """Dict {symbolic tensor: value} of one run; variables are read from the session."""
+    """Dict {symbolic tensor: value} of one run; variables are read from the `Session`."""
 
     __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
-    def __init__(self, session: RunFrame, feeds: Mapping[SymbolicTensor, object]) -> None:
+    # Not typed as Session, whose module imports this one.
+    def __init__(self, session: Any, feeds: Mapping[SymbolicTensor, object]) -> None:
         super().__init__(feeds)
         self.session, self.feeds = session, feeds
         # The frame is the `Holder` of the session's lock.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from thalweg._base.locks import Lock
-from thalweg._graph.unique_names import UniqueNames, check_name
+from thalweg._graph.node_names import check_name
 
 
 class _NameScope(threading.local):
@@ -73,15 +73,15 @@ class Unit:
 class Scopes:
     """Mixin of a graph that assigns names and control dependencies to new operations."""
 
+    # Returns the operation that an item is or comes from.
+    as_operation: Callable[[object], Any]
+
     def __init__(self) -> None:
         super().__init__()
         self._position = _NameScope()
-        self._names = UniqueNames()
+        # {used name in lower case: number that the next equal name gets}.
+        self._uses: dict[str, int] = {}
         self.lock = Lock()
-
-    def as_operation(self, item: object) -> Any:
-        """Return the operation that `item` is or comes from."""
-        raise NotImplementedError
 
     @property
     def scope(self) -> str:
@@ -107,7 +107,7 @@ class Scopes:
         return self._position.unit
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
-        """Return the unique name for a new operation called `name`.
+        """Return `name`, or the first of name_1, name_2, ... that is not used; ignore case.
 
         Args:
             name: The name inside the current scope, or the whole name if `absolute`.
@@ -117,13 +117,23 @@ class Scopes:
             InvalidArgumentError: `name` is not valid for an operation.
         """
         scope = "" if absolute else self.scope
+        name = scope + check_name(name, scope)
+        # TensorFlow compares names without case.
+        key, unique_name = name.lower(), name
         with self.lock:
-            return self._names.make_unique(scope + check_name(name, scope), mark_as_used)
+            count = max(self._uses.get(key, 0), 1)
+            while unique_name.lower() in self._uses:
+                unique_name = f"{name}_{count}"
+                count += 1
+            if mark_as_used:
+                self._uses[key] = count
+                self._uses.setdefault(unique_name.lower(), 1)
+        return unique_name
 
     def claim_name(self, name: str) -> None:
         """Reserve a full name."""
         with self.lock:
-            self._names.mark_used(check_name(name))
+            self._uses.setdefault(check_name(name).lower(), 1)
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -183,10 +193,7 @@ class Scopes:
     def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
         """Return a context manager that sets the block and dependencies of new operations."""
         # Not `self.control`, which adds the dependencies of a unit.
-        outer_position = (
-            self._position.block,
-            self._position.control,
-        )
+        outer_position = self._position.block, self._position.control
         self._position.block, self._position.control = block, control
         try:
             yield

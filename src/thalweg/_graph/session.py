@@ -60,7 +60,6 @@ class Session:
         self._resources: dict[Any, Any] = {}
         # Held so that no resource is created while the session is being closed.
         self._opening = Lock()
-        self._is_closed = False
         self._context: contextlib.ExitStack | None = None
         on_fork(self, Session._forget_after_fork)
 
@@ -108,7 +107,7 @@ class Session:
             InvalidTypeError: A fetch or the key of a feed is not an element of a graph.
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
-        self._check_open()
+        self.values.check_open()
         # The usual case, without flattening the fetches and packing the results.
         is_single = isinstance(fetches, Operation | SymbolicTensor)
         requests = (fetches,) if is_single else tuple(leaves_of(fetches))
@@ -191,7 +190,8 @@ class Session:
         for index, tensor in plan.fed_fetches:
             results[index] = export(frame[tensor])
         is_nested = frame.lock is not None or len(thread.frames) > 1
-        is_nested = is_nested and self._joins_outer_run(plan)
+        action = "started a run that updates variables"
+        is_nested = is_nested and self._holds_lock(plan.writes, action)
         for lock, steps in plan.segments:
             if lock is None or is_nested:
                 frame.run(steps, results, export)
@@ -199,13 +199,15 @@ class Session:
                 self._run_locked(lock, frame, partial(frame.run, steps, results, export))
         return results
 
-    def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return True if an operation of an outer run, which holds the lock, started this run."""
+    def _holds_lock(self, writes: bool, action: str) -> bool:
+        """Return True if an operation of an outer run, which holds the lock, calls this.
+
+        Raise FailedPreconditionError if `writes` is True, but the operation is pure. `action` is
+        the end of the error's sentence.
+        """
         held_mode = self._held_lock()
-        if held_mode == SHARED and plan.writes:
-            raise FailedPreconditionError(
-                "An operation that is declared as pure started a run that updates variables."
-            )
+        if held_mode == SHARED and writes:
+            raise FailedPreconditionError(f"An operation that is declared as pure {action}.")
         return held_mode is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
@@ -222,20 +224,11 @@ class Session:
 
         Raise FailedPreconditionError if the variable is not initialized.
         """
-        try:
-            return self.values.get(variable)
-        except FailedPreconditionError:
-            # Another thread may have closed the session during the run.
-            self._check_open()
-            raise
+        return self.values.get(variable)
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
         """Return the tensors of several variables, in order; see `leaf`."""
-        try:
-            return self.values.all_of(variables)
-        except FailedPreconditionError:
-            self._check_open()
-            raise
+        return self.values.all_of(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Return True if a variable has a value in this session."""
@@ -263,7 +256,7 @@ class Session:
             FailedPreconditionError: The session is closed, or a variable is not initialized.
             InvalidArgumentError: A variable is of another graph.
         """
-        self._check_open()
+        self.values.check_open()
         plan = self._plan_for(tuple(variables), frozenset())
         return self._execute_plan(plan, {}, copy_to_cpu)
 
@@ -283,7 +276,7 @@ class Session:
 
         def load_values() -> None:
             with writable():
-                self._check_open()
+                self.values.check_open()
                 atomic_section.run(self.values.calls_to_load(values))
 
         self._run_exclusively(load_values)
@@ -294,7 +287,7 @@ class Session:
         `Session.close` calls the object's method `close`, which must end all waits for the object.
         """
         with self._opening:
-            self._check_open()
+            self.values.check_open()
             if key not in self._resources:
                 self._resources[key] = make()
             return self._resources[key]
@@ -302,24 +295,14 @@ class Session:
     @property
     def closed(self) -> bool:
         """True if the session cannot run any more."""
-        return self._is_closed
-
-    def _check_open(self) -> None:
-        """Raise FailedPreconditionError if the session is closed."""
-        if self._is_closed:
-            raise FailedPreconditionError("Attempted to use a closed Session.")
+        return self.values.is_closed
 
     def _run_exclusively(self, write: Callable[[], None]) -> None:
         """Call `write()` while no other thread reads or writes values."""
-        held_mode = self._held_lock()
-        if held_mode == SHARED:
-            raise FailedPreconditionError(
-                "An operation that is declared as pure gives a variable a value."
-            )
-        if held_mode is not None:
+        if self._holds_lock(True, "gives a variable a value"):
             write()
-            return
-        self._run_locked(EXCLUSIVE, Frame(self, {}), write)
+        else:
+            self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
         """Call `work()` under the lock in mode `lock`; raise an interruption after the release."""
@@ -343,7 +326,7 @@ class Session:
         Operations that wait in other threads end with CancelledError.
         """
         with self._opening:
-            self._is_closed = True
+            self.values.is_closed = True
             resources = list(self._resources.values())
             self._resources.clear()
         for resource in resources:

@@ -16,6 +16,7 @@ from thalweg._base.execution_context import eagerly
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of, mapped
 from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.shape_mismatch import common_sizes
 from thalweg.errors import InvalidArgumentError
 
 # Invented sizes: 0, 1, and large numbers without a common divisor.
@@ -58,10 +59,8 @@ def known_sizes(shape: object) -> list[int | None] | None:
         # The computation rejects an invented size, or needs more than sizes.
         except Exception:
             return None
-    if any(len(trial) != len(trials[0]) for trial in trials):
-        return None
-    columns = zip(*trials, strict=True)
-    return [values[0] if len(set(values)) == 1 else None for values in columns]
+    sizes = common_sizes(trials)
+    return None if sizes is None else list(sizes)
 
 
 def known_size(value: object) -> int | None:
@@ -86,12 +85,9 @@ class _Trial(dict[SymbolicTensor, Any]):
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
         """Compute and store a tensor's value; raise InvalidArgumentError if it is not a size."""
         op = tensor.op
+        options: Any = {"dtype": tensor.dtype, "device": torch.get_default_device()}
         if op.type == "Shape":
-            tensor_value = torch.tensor(
-                self._trial_shape(op.inputs[0]),
-                dtype=tensor.dtype,
-                device=torch.get_default_device(),
-            )
+            tensor_value = torch.tensor(self._trial_shape(op.inputs[0]), **options)
         # A user's Python function must not be called while the graph is built.
         elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
             raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
@@ -101,12 +97,7 @@ class _Trial(dict[SymbolicTensor, Any]):
             leaves = [result] if op.picks is None else list(leaves_of(result))
             tensor_value = leaves[picks[tensor.value_index]]
         else:
-            tensor_value = torch.full(
-                self._trial_shape(tensor),
-                self.size,
-                dtype=tensor.dtype,
-                device=torch.get_default_device(),
-            )
+            tensor_value = torch.full(self._trial_shape(tensor), self.size, **options)
         self[tensor] = tensor_value
         return tensor_value
 

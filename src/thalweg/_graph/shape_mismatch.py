@@ -65,6 +65,17 @@ class Failure(TorchFunctionMode):
             raise
 
 
+def common_sizes(shapes: Sequence[Any]) -> Sizes | None:
+    """Return the sizes that are equal in all shapes; a size that differs is None.
+
+    Return None if the numbers of dimensions differ, or if a shape is None or unknown.
+    """
+    if any(not isinstance(shape, Sequence) or len(shape) != len(shapes[0]) for shape in shapes):
+        return None
+    columns = zip(*shapes, strict=True)
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in columns)
+
+
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
     """Return why a function fails in each run; return "" if it may succeed in a run.
 
@@ -74,10 +85,8 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
     if any(call.name != first.name for call in calls) or any(rank != ranks[0] for rank in ranks):
         return ""
-    shapes = [
-        tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*group, strict=True))
-        for group in zip(*(call.shapes for call in calls), strict=True)
-    ]
+    groups = zip(*(call.shapes for call in calls), strict=True)
+    shapes = [common_sizes(group) or () for group in groups]
     if first.name in _ELEMENTWISE or first.name in _REFLECTED:
         return _explain_broadcast_error(shapes)
     if len(shapes) < 2:

@@ -20,7 +20,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of, mapped, packed
 from thalweg._graph.arguments import Reference
 from thalweg._graph.nodes import SymbolicTensor
-from thalweg._graph.shape_mismatch import Failure, describe_misfit
+from thalweg._graph.shape_mismatch import Failure, common_sizes, describe_misfit
 from thalweg.autodiff import variables_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
@@ -101,10 +101,13 @@ def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
     """Return the outputs without sizes that differ in a trial with small inputs."""
     # Some functions do not accept inputs this small.
     try:
-        small = run_trial(_SMALL)
+        small = list(leaves_of(run_trial(_SMALL)))
     except Exception:
         return merged
-    return _forget_unequal_sizes(merged, small)
+    large = list(leaves_of(merged))
+    if len(large) != len(small):
+        return merged
+    return packed(merged, map(_without_unequal_sizes, large, small))
 
 
 def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
@@ -113,7 +116,7 @@ def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: s
     With these sizes inputs may broadcast. Return None if all trials fail, or if a result contains
     other objects than tensors.
     """
-    results, valid_results = [], []
+    results: dict[int, object] = {}
     for size in _known_sizes(inputs):
         try:
             trial = run_trial(size)
@@ -122,17 +125,16 @@ def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: s
             continue
         if not all(isinstance(leaf, Output) for leaf in leaves_of(trial)):
             return None
-        results.append(trial)
-        valid_results.append(size)
+        results[size] = trial
     if not results:
         return None
-    merged = results[0]
+    (first_size, merged), *others = results.items()
     # After one trial, a size equal to the invented number may come from there.
-    if len(results) == 1:
-        return mapped(lambda leaf: _without_size(leaf, valid_results[0]), merged)
-    if len({len(list(leaves_of(result))) for result in results}) > 1:
+    if not others:
+        return mapped(lambda leaf: _without_size(leaf, first_size), merged)
+    if len({len(list(leaves_of(result))) for result in results.values()}) > 1:
         return None
-    for trial_outputs in results[1:]:
+    for _, trial_outputs in others:
         merged = _merge_trials([merged, trial_outputs], name)
     return merged
 
@@ -149,25 +151,12 @@ def _without_size(output: Output, size: int) -> Output:
     return Output(output.dtype, shape, output.flows)
 
 
-def _forget_unequal_sizes(merged: object, small: object) -> object:
-    """Return the outputs without the sizes that differ in a trial with small inputs."""
-    large, leaves = list(leaves_of(merged)), list(leaves_of(small))
-    if len(large) != len(leaves):
-        return merged
-    return packed(
-        merged,
-        (_without_unequal_sizes(leaf, trial) for leaf, trial in zip(large, leaves, strict=True)),
-    )
-
-
 def _without_unequal_sizes(output: object, trial: object) -> object:
     """Return a description without the sizes that differ in a trial."""
     if not (isinstance(output, Output) and isinstance(trial, Output)):
         return output
-    shape, trial_shape = output.shape, tuple(trial.shape or ())
-    if shape is None or len(shape) != len(trial_shape):
-        return output
-    return Output(output.dtype, _common_sizes(shape, trial_shape), output.flows)
+    shape = common_sizes([output.shape, trial.shape])
+    return output if shape is None else Output(output.dtype, shape, output.flows)
 
 
 def _run_trial(
@@ -258,19 +247,8 @@ def _merge_outputs(first: object, trial: object, name: str) -> object:
         if first is not trial and first != trial:
             raise InvalidTypeError(f"{name} gives {first!r} or {trial!r}: only a run knows which.")
         return first
-    if not isinstance(trial, Output):
-        return Output(first.dtype, None, first.flows)
-    shape, varied = tuple(first.shape or ()), tuple(trial.shape or ())
-    if len(shape) != len(varied):
-        return Output(first.dtype, None, first.flows)
-    return Output(first.dtype, _common_sizes(shape, varied), first.flows)
-
-
-def _common_sizes(
-    first: Sequence[int | None], second: Sequence[int | None]
-) -> tuple[int | None, ...]:
-    """Return the sizes of two shapes of equal rank, None where they differ."""
-    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
+    shapes = [first.shape, trial.shape if isinstance(trial, Output) else None]
+    return Output(first.dtype, common_sizes(shapes), first.flows)
 
 
 def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:

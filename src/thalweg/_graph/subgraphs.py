@@ -16,12 +16,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of, mapped, packed
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add, add_tensor
 from thalweg._graph.nodes import Nodes, Operation, Subgraph, SymbolicTensor
 from thalweg._graph.ops import constant, convert_to_tensor
 from thalweg._graph.scopes import Block
+from thalweg._graph.shape_mismatch import common_sizes
 from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable, alias_node
@@ -40,7 +40,7 @@ def trace_block(
     block = Block(graph.block)
     with graph.build_inside(block):
         arguments = tuple(
-            add(graph, "Argument", None, outputs=[parameter], kind="placeholder").outputs[0]
+            add_tensor(graph, "Argument", None, (), parameter, kind="placeholder")
             for parameter in parameters
         )
         returned = function(*arguments)
@@ -142,19 +142,8 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
     if len(kinds) > 1:
         descriptions = " and ".join(f"'{x.name}' is {x.dtype}" for x in tensors)
         raise InvalidTypeError(f"All must have the same type, but {descriptions}.")
-    shapes = [x.shape for x in tensors]
-    return Output(next(iter(kinds), None), common_shape(shapes), tuple(dict.fromkeys(flows)))
-
-
-def common_shape(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
-    """Return the sizes that are equal in all shapes; a size that differs is None.
-
-    Return None if the numbers of dimensions differ, or if a shape is unknown.
-    """
-    if any(shape is UNKNOWN or len(shape) != len(shapes[0]) for shape in shapes):
-        return None
-    columns = zip(*shapes, strict=True)
-    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in columns)
+    shape = common_sizes([tensor.shape for tensor in tensors])
+    return Output(next(iter(kinds), None), shape, tuple(dict.fromkeys(flows)))
 
 
 def wrap_outputs(nest: object, outputs: Iterable[SymbolicTensor]) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from thalweg._base.execution_context import SymbolicRows
 from thalweg._base.static_shape import UNKNOWN, Shape, UnknownShape
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add_tensor
 from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg._graph.shapes import Output
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -40,8 +40,8 @@ class SymbolicSlices(SymbolicRows):
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
         dtype = getattr(values, "dtype", None)
         shape = None if isinstance(dense_shape, SymbolicTensor) else dense_shape
-        op = add(graph, "IndexedSlices", IndexedSlices, components, outputs=[Output(dtype, shape)])
-        self.source = op.outputs[0]
+        output = Output(dtype, shape)
+        self.source = add_tensor(graph, "IndexedSlices", IndexedSlices, components, output)
         self.source.may_be_sparse = True
 
     @classmethod
@@ -127,4 +127,4 @@ def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTen
 
     # The "/" at the end means a complete name, which no name scope precedes.
     node_name = f"{source.op.name}_{name}/"
-    return add(source.graph, node_name, get_field, (source,), outputs=[output]).outputs[0]
+    return add_tensor(source.graph, node_name, get_field, (source,), output)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
-from thalweg._graph.atomic_update import updates_since
-from thalweg._graph.control import group
+from thalweg._graph.control import group, updates_since
 from thalweg._graph.ops import constant
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable

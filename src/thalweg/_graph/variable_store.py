@@ -26,16 +26,23 @@ class Leaves:
     Attributes:
         leaf_by_variable: {variable: tensor}.
         memory: The storage addresses of all these tensors.
+        is_closed: True if the session cannot run any more.
     """
 
     def __init__(self) -> None:
         self.leaf_by_variable: dict[GraphVariable, SessionVariable] = {}
         self.memory: set[int] = set()
+        self.is_closed = False
         # Why values were dropped; the end of the error for a missing value.
         self._lost = ""
 
     def __contains__(self, variable: GraphVariable) -> bool:
         return variable in self.leaf_by_variable
+
+    def check_open(self) -> None:
+        """Raise FailedPreconditionError if the session is closed."""
+        if self.is_closed:
+            raise FailedPreconditionError("Attempted to use a closed Session.")
 
     def kept_in(self) -> list[dict[Any, Any]]:
         """Return the dicts whose entries change if leaves are replaced, for checks by replays."""
@@ -45,14 +52,15 @@ class Leaves:
         """Return the tensor of a variable.
 
         Raises:
-            FailedPreconditionError: The variable is not initialized.
+            FailedPreconditionError: The variable is not initialized, or the session is closed.
             LayoutError: The tensor's storage is too small.
         """
         leaf = self.leaf_by_variable.get(variable)
         if leaf is None:
-            name = variable.op.name
+            # Another thread may have closed the session during the run.
+            self.check_open()
             raise FailedPreconditionError(
-                f"Attempting to use uninitialized value {name}{self._lost}"
+                f"Attempting to use uninitialized value {variable.op.name}{self._lost}"
             )
         if leaf.untyped_storage().nbytes() < leaf.nbytes:
             check_held(leaf)

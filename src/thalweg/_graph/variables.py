@@ -19,7 +19,7 @@ from thalweg._base.execution_context import (
 from thalweg._base.scatter import scatter
 from thalweg._base.static_shape import UNKNOWN, Shape, UnknownShape
 from thalweg._core.validation import sparse_and_constrained
-from thalweg._graph.add_operation import add
+from thalweg._graph.add_operation import add, add_tensor
 from thalweg._graph.arguments import Reference, Target, densify
 from thalweg._graph.collections import GraphKeys
 from thalweg._graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
@@ -86,9 +86,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
         output = Output(self.dtype, self.shape, ())
         arguments = (self.initial_value,)
-        return add(
-            self.graph, "initialized_value", current_or_initial, arguments, outputs=[output]
-        ).outputs[0]
+        return add_tensor(self.graph, "initialized_value", current_or_initial, arguments, output)
 
     def assign(
         self,
@@ -195,10 +193,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
         arguments = (target or Reference(self), densify(self._operand(value)))
-        op = add(
-            self.graph, name or kind, method, arguments, outputs=[output], kind="update", type=kind
-        )
-        return op.outputs[0]
+        options = {"kind": "update", "type": kind}
+        return add_tensor(self.graph, name or kind, method, arguments, output, **options)
 
     def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
         """Convert `value` to a tensor for an assignment; raise if dtype or shape does not fit."""
@@ -277,11 +273,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
         output = Output(self.dtype, self.shape, ())
-        count = functools.partial(_count_up_to, self.name, limit)
-        op = add(
-            self.graph, "CountUpTo", count, (Reference(self),), outputs=[output], kind="update"
-        )
-        return op.outputs[0]
+        count, arguments = functools.partial(_count_up_to, self.name, limit), (Reference(self),)
+        return add_tensor(self.graph, "CountUpTo", count, arguments, output, kind="update")
 
     def load(self, value: object, session: object = None) -> None:
         """Set the value in `session` or the default one, outside of a run."""
@@ -333,7 +326,7 @@ def scatter_node(
 
     arguments = (Reference(var), indices, densify(updates))
     output = Output(var.dtype, var.shape, ())
-    return add(var.graph, name, scatter_rows, arguments, outputs=[output], kind="update").outputs[0]
+    return add_tensor(var.graph, name, scatter_rows, arguments, output, kind="update")
 
 
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -379,7 +372,7 @@ def alias_node(tensor: SymbolicTensor, name: str) -> Any:
         value = resolve(tensor)
         return value.read_value() if isinstance(value, EagerVariable) else value
     output = Output(tensor.dtype, tensor.shape, (tensor,))
-    (alias,) = add(tensor.graph, name, _alias_value, (tensor,), outputs=[output]).outputs
+    alias = add_tensor(tensor.graph, name, _alias_value, (tensor,), output)
     alias.may_be_sparse = tensor.may_be_sparse
     return alias
 
@@ -419,14 +412,12 @@ def create_variable(
         if deferred is None:
             arguments = graph, full, initial_value, shape, variable_dtype
             initial_value, shape = _symbolic_start(*arguments)
-        op = add(
-            graph, full, None, kind="variable", type="VariableV2", outputs=[Output()],
-            make=GraphVariable, absolute=True,
-        )  # fmt: skip
-        variable: Any = op.outputs[0]
-        start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
+        options = {"kind": "variable", "type": "VariableV2", "make": GraphVariable}
+        variable = add_tensor(graph, full, None, (), Output(), absolute=True, **options)
+        initial_name = f"{variable.op.name}/initial_value"
+        start = _initial_tensor(graph, initial_value, initial_name, deferred)
         begin_with(variable, start)
-    op.device = start.device
+    variable.op.device = start.device
     static = start.shape if shape is None else declared_shape(shape, start.shape)
     variable.dtype, variable.shape = start.dtype, static if validate_shape else UNKNOWN
     variable.trainable, variable.constraint = bool(trainable), constraint
@@ -529,12 +520,11 @@ def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None
         # Of a variable that begins with another's value, so that either may be initialized first.
         return source.initialized_value() if isinstance(source, GraphVariable) else value
     if deferred is not None:
-        op = add(graph, name, value, outputs=[deferred], kind="update", absolute=True)
-        return op.outputs[0]
+        return add_tensor(graph, name, value, (), deferred, kind="update", absolute=True)
     output = Output(value.dtype, tuple(value.shape), ())
-    op = add(graph, name, lambda: value, type="Const", outputs=[output], absolute=True)
-    op.device = value.device
-    return op.outputs[0]
+    start = add_tensor(graph, name, lambda: value, (), output, type="Const", absolute=True)
+    start.op.device = value.device
+    return start
 
 
 def _initialize_in_session(variable: GraphVariable, value: object) -> None:

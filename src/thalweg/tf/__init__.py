@@ -28,7 +28,7 @@ from thalweg._graph import (
     zeros_initializer,
 )
 from thalweg._graph import Shape as TensorShape
-from thalweg._graph.tape import GradientTape
+from thalweg._graph.gradients import GradientTape
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.tf import (
     compat,

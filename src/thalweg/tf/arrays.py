@@ -13,11 +13,11 @@ from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.static_shape import UNKNOWN
-from thalweg._graph import known_size, known_sizes, sizes_of
+from thalweg._graph import known_size, known_sizes, ones, sizes_of, zeros
 from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.tf import concat_split, matrix_products
+from thalweg.tf import concat_split
 from thalweg.tf.concat_split import *
 from thalweg.tf.concat_split import as_known_int
 from thalweg.tf.convert import (
@@ -30,14 +30,14 @@ from thalweg.tf.convert import (
     sizes,
     tensor,
 )
-from thalweg.tf.matrix_products import *
+from thalweg.tf.matrices import einsum, matmul, tensordot
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *concat_split.__all__, *matrix_products.__all__, "broadcast_to", "constant",
-    "convert_to_tensor", "expand_dims", "eye", "fill", "gather", "identity", "linspace", "one_hot",
-    "ones", "ones_like", "range", "rank", "reshape", "shape", "size", "squeeze", "tile",
-    "transpose", "zeros", "zeros_like",
+    *concat_split.__all__, "broadcast_to", "constant", "convert_to_tensor", "einsum", "expand_dims",
+    "eye", "fill", "gather", "identity", "linspace", "matmul", "one_hot", "ones", "ones_like",
+    "range", "rank", "reshape", "shape", "size", "squeeze", "tensordot", "tile", "transpose",
+    "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -77,16 +77,6 @@ def convert_to_tensor(
 def identity(input: object, name: str | None = None) -> Tensor:
     """Return a new tensor with the values of another one."""
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
-
-
-def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
-    """Return a tensor of zeros."""
-    return _graph.zeros(shape, dtype, name)
-
-
-def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
-    """Return a tensor of ones."""
-    return _graph.ones(shape, dtype, name)
 
 
 def fill(dims: object, value: object, name: str | None = None) -> Tensor:
@@ -146,7 +136,6 @@ def range(
     The default dtype is the dtype of the arguments; for Python numbers int32 or float32. Raise
     InvalidArgumentError if `delta` is 0, or has the wrong sign.
     """
-    name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
     operands = [tensor(value) for value in (start, limit, delta)]
     common_dtype = functools.reduce(torch.promote_types, (value.dtype for value in operands))
@@ -171,7 +160,7 @@ def range(
         is_open = None in bounds or not bounds[-1]
         return [None if is_open else len(builtins.range(*bounds))]  # pyright: ignore
 
-    return set_static(call(count, *operands, name=name), kind, static_shape)
+    return set_static(call(count, *operands, name=name or "range"), kind, static_shape)
 
 
 def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import must_hold
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.control import control_dependencies, group
-from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.convert import call, pair, set_static, tensor
 from thalweg.tf.operators import name_function
 from thalweg.tf.signatures import with_common_arguments
 from thalweg.variable import as_dtype, dtype_name
@@ -139,7 +139,7 @@ def _check_rank(
         )
     if not accepts(len(source.shape)):
         raise InvalidArgumentError(f"{text}, but has shape {tuple(source.shape)}.")
-    return None if _graph.executing_eagerly() else group(name=name)
+    return group(name=name)
 
 
 @with_common_arguments(_check_rank)
@@ -180,7 +180,11 @@ def assert_scalar(tensor: object, name: str | None = None, message: str | None =
     """Return the tensor; raise InvalidArgumentError unless it has no dimensions."""
     source = as_tensor(tensor)
     condition = "assert_scalar", source, lambda n: n == 0, "rank 0"
-    return _wait_for_check(_check_rank(condition, message=message, name=name), source)
+    check = _check_rank(condition, message=message, name=name)
+    if check is None:
+        return source
+    with control_dependencies([check]):
+        return _graph.identity(source)
 
 
 def assert_type(
@@ -196,7 +200,7 @@ def assert_type(
         text = f"{message} " if message else ""
         kinds = f"{dtype_name(expected)}, not {dtype_text}"
         raise InvalidTypeError(f"{text}The tensor must be of type {kinds}.")
-    return None if _graph.executing_eagerly() else group(name=name or "assert_type")
+    return group(name=name or "assert_type")
 
 
 def assert_integer(x: object, message: str | None = None, name: str | None = None) -> Any:
@@ -205,7 +209,7 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
     if kind is None or kind.is_floating_point or kind.is_complex or kind == torch.bool:
         text = f"{message} " if message else ""
         raise InvalidTypeError(f"{text}The tensor must be of an integer type, not {kind}.")
-    return None if _graph.executing_eagerly() else group(name=name or "assert_integer")
+    return group(name=name or "assert_integer")
 
 
 def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
@@ -219,22 +223,20 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
 
     def check(operand: Tensor) -> Tensor:
         # Shapes are inferred by calls on meta tensors, in which unknown sizes are trial values.
-        if not (operand.device.type == "meta" or expected.accepts(tuple(operand.shape))):
-            refuse(operand)
+        if operand.device.type != "meta":
+            check_shape(operand)
         return operand.clone()
 
-    def refuse(operand: Tensor) -> None:
-        raise InvalidArgumentError(
-            f"Shape of tensor {tuple(operand.shape)} is not compatible with expected shape"
-            f" {tuple(expected)}."
-        )
+    def check_shape(operand: Tensor) -> None:
+        if not expected.accepts(operand.shape):
+            raise InvalidArgumentError(
+                f"Shape of tensor {tuple(operand.shape)} is not compatible with expected shape"
+                f" {tuple(expected)}."
+            )
 
-    if source.shape is not UNKNOWN and not expected.accepts(tuple(source.shape)):
-        refuse(source)
+    check_shape(source)
     output = call(check, source, name=name or "EnsureShape")
-    if isinstance(output, _graph.SymbolicTensor):
-        output.set_shape(expected)
-    return output
+    return set_static(output, shape=lambda: expected)
 
 
 def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
@@ -264,14 +266,6 @@ def add_check_numerics_ops() -> Any:
                if op.block is None and op.kind != "placeholder"]  # fmt: skip
     floats = [x for x in outputs if x.dtype is not None and x.dtype.is_floating_point]
     return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
-
-
-def _wait_for_check(check: object, operand: object) -> Any:
-    """Return a value that depends on a check, in graph mode."""
-    if check is None:
-        return operand
-    with control_dependencies([check]):
-        return _graph.identity(operand)
 
 
 # An argument of `assert_type` has the name `tensor`.

@@ -75,7 +75,6 @@ def unstack(
     Raises:
         InvalidArgumentError: The size is unknown, or is not `num`.
     """
-    name = name or "unstack"
     source: Any = tensor(value)
     size, piece_shape = _size_along(source.shape, axis)
     count = num if size is None else size
@@ -93,7 +92,7 @@ def unstack(
         return list(torch.unbind(x, axis))
 
     check(count)
-    return _add_split(cut, source, None, [piece_shape] * count, name)
+    return _add_split(cut, source, None, [piece_shape] * count, name or "unstack")
 
 
 def split(
@@ -113,7 +112,6 @@ def split(
     Raises:
         InvalidArgumentError: The axis cannot be divided into parts of these sizes.
     """
-    name = name or "split"
     source, dim = tensor(value), as_known_int(axis)
     size, _ = _size_along(source.shape, dim)
     if not _are_sizes(num_or_size_splits):
@@ -133,7 +131,7 @@ def split(
         if dims and None not in dims:
             piece_sizes = _resolve_sizes(size, num_pieces, dims, dim)
     shapes = [_replace_size(source.shape, dim, piece_size) for piece_size in piece_sizes]
-    return _add_split(cut, source, num_or_size_splits, shapes, name)
+    return _add_split(cut, source, num_or_size_splits, shapes, name or "split")
 
 
 def _are_sizes(sizes_or_count: object) -> bool:

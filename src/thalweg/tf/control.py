@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.context_managers import enable_grad
 from thalweg._graph import case, cond, foldl, foldr, map_fn, scan, while_loop
-from thalweg._graph.unique_names import node_name_from
+from thalweg._graph.node_names import node_name_from
 from thalweg.tf.convert import call, tensor
 
 __all__ = [
@@ -35,9 +34,7 @@ def function(
     Unlike in TensorFlow, each call has the side effects of the Python function, such as printing.
     All arguments but `func` are ignored.
     """
-    if func is None:
-        return lambda wrapped: wrapped
-    return func
+    return (lambda wrapped: wrapped) if func is None else func
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
@@ -82,9 +79,7 @@ def init_scope() -> contextlib.AbstractContextManager[None]:
 
     No effect in eager mode.
     """
-    if _graph.executing_eagerly():
-        return contextlib.nullcontext()
-    return _graph.control_dependencies(None)
+    return control_dependencies(None)
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:

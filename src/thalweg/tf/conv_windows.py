@@ -127,19 +127,33 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
     )
 
 
+def _in_torch_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap a function of data (batch, channels, *sizes) to accept the layout of `windows`.
+
+    `function(operand, kernel, windows, ...)` returns data; `windows` is a `Windows`.
+    """
+
+    @functools.wraps(function)
+    def apply(operand: Tensor, kernel: object, windows: Windows, *options: object) -> Tensor:
+        if windows.channels_first:
+            return function(operand, kernel, windows, *options)
+        return function(operand.movedim(-1, 1), kernel, windows, *options).movedim(1, -1)
+
+    return apply
+
+
+@_in_torch_layout
 def convolve(
     operand: Tensor, filters: Tensor, windows: Windows, groups: int | None = None
 ) -> Tensor:
     """Return the convolution of data by filters; `groups` is by default derived from shapes."""
-    operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
     groups = _group_count(operand, filters) if groups is None else groups
     operand, padding = _pad_windows(operand, windows.margins(operand.shape[2:], kernel), 0.0)
     function: Callable[..., Any] = _CONVOLVE[len(kernel) - 1]
-    outputs = function(
+    return function(
         operand, _outputs_first(filters), None, windows.stride, padding, windows.dilation, groups
     )
-    return outputs if windows.channels_first else outputs.movedim(1, -1)
 
 
 def _group_count(operand: Tensor, filters: Tensor) -> int:
@@ -156,13 +170,12 @@ def _group_count(operand: Tensor, filters: Tensor) -> int:
 def depthwise(operand: Tensor, filters: Tensor, windows: Windows) -> Tensor:
     """Convolve each channel with separate filters (*kernel sizes, channels, multiplier)."""
     *kernel, inputs, multiplier = filters.shape
-    return convolve(
-        operand, filters.reshape(*kernel, 1, inputs * multiplier), windows, groups=inputs
-    )
+    return convolve(operand, filters.reshape(*kernel, 1, inputs * multiplier), windows, inputs)
 
 
+@_in_torch_layout
 def spread(
-    operand: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows
+    operand: Tensor, filters: Tensor, windows: Windows, sizes: Sequence[int] | None
 ) -> Tensor:
     """Return the gradient of `convolve` with respect to its data; `operand` is the output gradient.
 
@@ -170,7 +183,6 @@ def spread(
     spatial sizes of the result, by default from `spread_sizes`. Raise InvalidArgumentError if
     `convolve` does not map `sizes` to the sizes of `operand`.
     """
-    operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel, data_sizes = tuple(filters.shape[:-2]), tuple(operand.shape[2:])
     output_sizes = spread_sizes(data_sizes, kernel, windows) if sizes is None else tuple(sizes)
     margins = windows.margins(output_sizes, kernel)
@@ -193,10 +205,7 @@ def spread(
         (-leading, size + leading - full)
         for (leading, _), size, full in zip(margins, output_sizes, uncropped.shape[2:], strict=True)
     ]
-    outputs = (
-        functional.pad(uncropped, _flatten_padding(crops)) if any(map(any, crops)) else uncropped
-    )
-    return outputs if windows.channels_first else outputs.movedim(1, -1)
+    return functional.pad(uncropped, _flatten_padding(crops)) if any(map(any, crops)) else uncropped
 
 
 def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) -> tuple[int, ...]:
@@ -208,40 +217,26 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
     )
 
 
+@_in_torch_layout
 def largest(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """Return the largest element in each window."""
-
-    def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
-        # torch's pooling accepts paddings up to half the window only, so none is left to it.
-        operand, _ = _pad_windows(operand, margins, -torch.inf, symmetric=False)
-        return _LARGEST[len(kernel) - 1](operand, kernel, windows.stride)
-
-    return _pool_windows(pool, operand, kernel, windows)
+    margins = windows.margins(operand.shape[2:], kernel)
+    # torch's pooling accepts paddings up to half the window only, so none is left to it.
+    operand, _ = _pad_windows(operand, margins, -torch.inf, symmetric=False)
+    return _LARGEST[len(kernel) - 1](operand, kernel, windows.stride)
 
 
+@_in_torch_layout
 def mean(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """Return the mean of the elements in each window; padding is not counted."""
-
-    def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
-        function = functools.partial(
-            _MEAN[len(kernel) - 1], kernel_size=kernel, stride=windows.stride
-        )
-        if not any(map(any, margins)):
-            return function(operand)
-        # torch divides by the size of the window, which includes padding at the ends.
-        ones = torch.ones_like(operand[:1, :1])
-        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (operand, ones))
-        return function(sums) / function(counts)
-
-    return _pool_windows(pool, operand, kernel, windows)
-
-
-def _pool_windows(
-    pool: Callable[..., Tensor], operand: Tensor, kernel: tuple[int, ...], windows: Windows
-) -> Tensor:
-    operand = operand if windows.channels_first else operand.movedim(-1, 1)
-    outputs = pool(operand, windows.margins(operand.shape[2:], kernel))
-    return outputs if windows.channels_first else outputs.movedim(1, -1)
+    margins = windows.margins(operand.shape[2:], kernel)
+    function = functools.partial(_MEAN[len(kernel) - 1], kernel_size=kernel, stride=windows.stride)
+    if not any(map(any, margins)):
+        return function(operand)
+    # torch divides by the size of the window, which includes padding at the ends.
+    ones = torch.ones_like(operand[:1, :1])
+    sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (operand, ones))
+    return function(sums) / function(counts)
 
 
 def _outputs_first(filters: Tensor) -> Tensor:

@@ -117,10 +117,7 @@ def newer_axis(axis: Any, older_axis: Any, older_name: str) -> Any:
 
 def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
     """Return two operands as tensors. If only one is a tensor, the new tensor gets its dtype."""
-    if is_tensor(x):
-        x = tensor(x)
-        return x, tensor(y, x.dtype)
-    if is_tensor(y):
+    if is_tensor(y) and not is_tensor(x):
         y = tensor(y)
         return tensor(x, y.dtype), y
     x = tensor(x)

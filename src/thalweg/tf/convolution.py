@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import sizes_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import conv_windows
 from thalweg.tf.conv_windows import Windows
-from thalweg.tf.convert import call, named_in_graphs, pair, tensor
+from thalweg.tf.convert import call, named_in_graphs, pair, set_static, sizes, tensor
 from thalweg.tf.operators import name_function
 
 __all__ = [
@@ -183,50 +183,32 @@ def transposed(
 
     Only the spatial sizes in `output_shape` are used. For None, compute them from `windows`.
     """
-    shape_arg = _shape_argument(output_shape)
+    target = None if output_shape is None else sizes_of(output_shape)
     inner = slice(2, None) if windows.channels_first else slice(1, -1)
 
     def spread(data: Tensor, kernel: Tensor, shape: Any) -> Tensor:
-        sizes = None if shape is None else [int(size) for size in shape][inner]
-        return conv_windows.spread(data, kernel, sizes, windows)
+        spatial_sizes = None if shape is None else sizes(shape)[inner]
+        return conv_windows.spread(data, kernel, windows, spatial_sizes)
 
-    outputs = call(spread, input, filters, shape_arg, name=name)
-    if isinstance(outputs, _graph.SymbolicTensor):
-        outputs.set_shape(_known_shape(input, filters, shape_arg, windows))
-    return outputs
+    def static_shape() -> list[int | None]:
+        *kernel, channels, _ = filters.shape
+        unknown: list[int | None] = [None] * (len(kernel) + 2)
+        data_shape = unknown if input.shape is UNKNOWN else list(input.shape)
+        if target is None:
+            data_sizes = data_shape[inner]
+            defaults = conv_windows.spread_sizes([n or 0 for n in data_sizes], kernel, windows)
+            pairs = zip(data_sizes, defaults, strict=True)
+            spatial_sizes = [None if old is None else new for old, new in pairs]
+        elif isinstance(target, _graph.SymbolicTensor):
+            spatial_sizes = unknown[inner]
+        else:
+            fixed = [None if isinstance(x, _graph.SymbolicTensor) else int(x) for x in target]
+            spatial_sizes = fixed[inner]
+        if windows.channels_first:
+            return [data_shape[0], channels, *spatial_sizes]
+        return [data_shape[0], *spatial_sizes, channels]
 
-
-def _shape_argument(output_shape: Any) -> Any:
-    """Return a shape for an operation: a list of sizes, a tensor of sizes, or None."""
-    if output_shape is None or isinstance(output_shape, torch.Tensor | _graph.SymbolicTensor):
-        return output_shape
-    if isinstance(output_shape, Sequence):
-        return [tensor(x) if isinstance(x, _graph.SymbolicTensor) else x for x in output_shape]
-    return [int(size) for size in output_shape]
-
-
-def _known_shape(
-    input: Tensor, filters: Tensor, shape_arg: object, windows: Windows
-) -> list[int | None]:
-    """Return the static shape of a transposed convolution, with None for unknown sizes.
-
-    `shape_arg` is the argument `output_shape`.
-    """
-    *kernel, outputs, _ = filters.shape
-    input_shape = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
-    sizes: list[int | None] = [None] * len(kernel)
-    if isinstance(shape_arg, list):
-        fixed = [None if isinstance(x, _graph.SymbolicTensor) else int(x) for x in shape_arg]
-        sizes = fixed[2:] if windows.channels_first else fixed[1:-1]
-    elif shape_arg is None:
-        inner = input_shape[2:] if windows.channels_first else input_shape[1:-1]
-        defaults = conv_windows.spread_sizes([size or 0 for size in inner], kernel, windows)
-        sizes = [None if old is None else new for old, new in zip(inner, defaults, strict=True)]
-    return (
-        [input_shape[0], outputs, *sizes]
-        if windows.channels_first
-        else [input_shape[0], *sizes, outputs]
-    )
+    return set_static(call(spread, input, filters, target, name=name), shape=static_shape)
 
 
 def pool(

@@ -1,4 +1,8 @@
-"""`install_as_tensorflow`: scripts that import tensorflow find `thalweg.tf`."""
+"""`install_as_tensorflow`: scripts that import tensorflow find `thalweg.tf`.
+
+TensorFlow is hidden from packages that test for it: they would call functions of TensorFlow that
+`thalweg.tf` lacks. OpenSeq2Seq's modules for training are found under its name.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,25 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any, NoReturn
 
 from thalweg import _graph
 from thalweg._base.execution_context import process
 from thalweg._base.showing import show_value
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.tf import import_guard, private_modules
+from thalweg.tf import private_modules
 from thalweg.tf.module_views import View
 
+_PACKAGES = {
+    "accelerate", "datasets", "einops", "huggingface_hub", "jax", "keras", "lightning",
+    "pytorch_lightning", "sklearn", "tensorboard", "torch", "torchmetrics", "transformers", "wandb",
+}  # fmt: skip
+_OPENSEQ2SEQ = "open_seq2seq"
+# If this module can be imported, tensorboard does without TensorFlow.
+_ASKS_TENSORBOARD = "tensorboard.compat.notf"
+_ASKS_KERAS = "keras.src.utils.module_utils"
 _FACADES = {1: "thalweg.tf.compat.v1", 2: "thalweg.tf"}
 
 
@@ -55,7 +68,8 @@ def install_as_tensorflow(version: int = 2) -> None:
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     sys.meta_path.insert(0, _TensorFlowFinder(version))
-    import_guard.settle()
+    if _ASKS_KERAS in sys.modules:
+        _hide_tensorflow(sys.modules[_ASKS_KERAS])
     _graph.disable_eager_execution() if version == 1 else _graph.enable_eager_execution()
     process.resource_variables = version == 2
 
@@ -80,12 +94,12 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         top, _, submodule = fullname.partition(".")
-        if top == import_guard.OPENSEQ2SEQ:
-            return import_guard.openseq2seq(fullname, submodule, self)
+        if top == _OPENSEQ2SEQ:
+            return _openseq2seq_spec(fullname, submodule, self)
         if top != "tensorflow":
-            return import_guard.answer(fullname, path, self)
+            return _hiding_spec(fullname, path, self)
         importer, is_query = _importer_of()
-        if import_guard.is_neighbour(importer):
+        if importer.partition(".")[0] in _PACKAGES:
             return None
         try:
             module = self._find_shown(fullname)
@@ -126,3 +140,77 @@ def _importer_of() -> tuple[str, bool]:
         is_query = is_query or frame.f_code is importlib.util.find_spec.__code__
         frame = frame.f_back
     return "", is_query
+
+
+def _openseq2seq_spec(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
+    """Return the import spec of `open_seq2seq` or a submodule, as `thalweg.openseq2seq`.
+
+    Return None if OpenSeq2Seq is installed.
+
+    Args:
+        fullname: Full name of the imported module.
+        path: Name of the module below the package; "" for the package.
+        loader: The loader of the spec, which returns a `View` of the spec's `loader_state`.
+
+    Raises:
+        ImportError: thalweg has no such module.
+    """
+    if PathFinder.find_spec(_OPENSEQ2SEQ) is not None:
+        return None
+    native_name = f"thalweg.openseq2seq.{path}".rstrip(".")
+    try:
+        native_module = importlib.import_module(native_name)
+    except ModuleNotFoundError as error:
+        if error.name != native_name:
+            raise
+        raise ImportError(
+            f"Cannot import {fullname}: thalweg has open_seq2seq.optimizers, which trains. Models,"
+            " data and losses are torch's.",
+            name=fullname,
+        ) from error
+    return ModuleSpec(
+        fullname, loader, loader_state=native_module, origin=native_name, is_package=True
+    )
+
+
+def _hiding_spec(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
+    """Return an import spec that hides TensorFlow from a module of tensorboard or Keras.
+
+    Return None for modules that do not look for TensorFlow.
+
+    Args:
+        fullname: Name of the imported module.
+        path: Search path of the module's package.
+        empty: Loader of an empty module.
+    """
+    if fullname == _ASKS_TENSORBOARD:
+        return ModuleSpec(fullname, empty)
+    if fullname != _ASKS_KERAS:
+        return None
+    spec = PathFinder.find_spec(fullname, path)
+    if spec is not None and spec.loader is not None:
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _hide_tensorflow(module)
+
+        spec.loader.exec_module = exec_module
+    return spec
+
+
+class _NoTensorFlow:
+    """Replacement of TensorFlow in modules of Keras."""
+
+    def executing_eagerly(self) -> bool:
+        # Keras builds no graph of TensorFlow.
+        return True
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ImportError(f"tensorflow.{name} requires the tensorflow module.", name="tensorflow")
+
+
+def _hide_tensorflow(module_utils: ModuleType) -> None:
+    lazy = getattr(module_utils, "tensorflow", None)
+    if lazy is not None:
+        lazy._available, lazy.module = False, _NoTensorFlow()

@@ -3,7 +3,6 @@
 from thalweg.tf.arrays import eye
 from thalweg.tf.clipping import global_norm
 from thalweg.tf.matrices import *
-from thalweg.tf.matrix_products import *
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.nn import l2_normalize
 from thalweg.tf.reductions import norm

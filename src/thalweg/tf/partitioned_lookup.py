@@ -12,7 +12,7 @@ from thalweg import _graph
 from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import table_of
-from thalweg.tf.convert import call, tensor
+from thalweg.tf.convert import call, set_static, tensor
 
 Strategy = Callable[[Tensor, list[int]], tuple[Tensor, Tensor]]
 
@@ -67,9 +67,7 @@ def lookup_in_tables(
         if ((flat < 0) | (flat >= sum(counts))).any():
             raise InvalidArgumentError(f"An id is not in [0, {sum(counts)}).")
         tables_of_ids, rows = _STRATEGIES[strategy](flat, counts)
-        positions = [
-            torch.nonzero(tables_of_ids == index).flatten() for index in range(len(counts))
-        ]
+        positions = [torch.nonzero(tables_of_ids == i).flatten() for i in range(len(counts))]
         # The last tensor restores the order of `ids` after the rows of all tables are joined.
         return [*(rows[position] for position in positions), torch.argsort(torch.cat(positions))]
 
@@ -86,9 +84,8 @@ def lookup_in_tables(
     *rows, order = shared
     table_rows = [_graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
     output: Any = call(join, id_tensor, order, *table_rows, name=name or "embedding_lookup")
-    if isinstance(output, _graph.SymbolicTensor) and id_tensor.shape is not UNKNOWN:
-        output.set_shape((*id_tensor.shape, *shapes[0][1:]))
-    return output
+    static_shape = None if id_tensor.shape is UNKNOWN else (*id_tensor.shape, *shapes[0][1:])
+    return set_static(output, shape=lambda: static_shape)
 
 
 def _split_cyclically(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:

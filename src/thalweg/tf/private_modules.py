@@ -11,7 +11,7 @@ import enum
 import functools
 import importlib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from thalweg import _graph as graphs
 from thalweg._base.execution_context import eagerly, first_graph
 from thalweg._base.scatter import UPDATES
 from thalweg.distribute import ReduceOp
-from thalweg.tf.control import function
+from thalweg.tf.control import colocate_with, function
 from thalweg.tf.module_views import MergedModules
 from thalweg.tf.variables import Variable
 
@@ -135,19 +135,8 @@ def _graph_mode() -> Iterator[None]:
         yield
 
 
-def _ignore_export(*names: str, **options: object) -> Callable[[Any], object]:
+def _ignore_decorator(*arguments: object, **options: object) -> Callable[[Any], object]:
     return lambda symbol: symbol
-
-
-def _ignore_deprecation(*arguments: object, **options: object) -> Callable[[Any], object]:
-    return lambda symbol: symbol
-
-
-def _ignore_device(
-    op: object, ignore_existing: bool = False
-) -> contextlib.AbstractContextManager[None]:
-    # A node runs on the device of its tensors.
-    return contextlib.nullcontext()
 
 
 def _name_scope(
@@ -159,15 +148,29 @@ def _name_scope(
     return graphs.name_scope(name, default_name, values)
 
 
-def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> object:
-    """Return an operation that initializes resources, such as variables."""
-    return graphs.group(*(resource.create for resource in resource_list), name=name)
-
-
 def _bfloat16_type() -> Any:
     """Return the scalar type that NumPy arrays of bfloat16 have."""
     bfloat16: Any = torch.bfloat16
     return bfloat16.as_numpy_dtype
+
+
+def _is_resource(var: object) -> bool:
+    """Return True if `var` is a resource variable, as eager variables are."""
+    return isinstance(var, Variable) and getattr(var, "is_resource", True)
+
+
+class _Resources(type):
+    """Metaclass of a class with all resource variables as instances."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return _is_resource(instance)
+
+
+class ResourceVariable(metaclass=_Resources):
+    """`tf.compat.v1.Variable` with `use_resource=True`."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Any:
+        return _attribute_at("compat.v1.Variable")(*args, **kwargs, use_resource=True)
 
 
 _EXTRA_NAMES: dict[str, dict[str, object]] = {
@@ -175,7 +178,7 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
     **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
-        "device_policy": _ignore_device,
+        "device_policy": colocate_with,
         "eager_mode": eagerly,
         "graph_mode": _graph_mode,
         "num_gpus": torch.cuda.device_count,
@@ -190,23 +193,41 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
         "_get_graph_from_inputs": lambda op_input_list, graph=None: (
             graph or first_graph(op_input_list)
         ),
-        "colocate_with": _ignore_device,
+        "colocate_with": colocate_with,
         "name_scope": _name_scope,
     },
     "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
-    "ops.resources": {
-        "initialize_resources": _initialize_resources,
-        "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
-        "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
+    # There are no resources other than variables.
+    "ops.resources": {"local_resources": list, "shared_resources": list},
+    "ops.resource_variable_ops": {
+        "ResourceVariable": ResourceVariable,
+        "is_resource_variable": _is_resource,
     },
     "lib.core._pywrap_bfloat16": {"TF_bfloat16_type": _bfloat16_type},
     "pywrap_tensorflow": {"TF_bfloat16_type": _bfloat16_type},
     "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
     "util.deprecation": dict.fromkeys(
         ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
-        _ignore_deprecation,
+        _ignore_decorator,
     ),
-    "util.tf_export": {"keras_export": _ignore_export, "tf_export": _ignore_export},
+    "util.tf_export": {"keras_export": _ignore_decorator, "tf_export": _ignore_decorator},
+}
+# {module: {name: path of the attribute below `tf`}} of further names, looked up at the import.
+_RENAMED: dict[str, dict[str, str]] = {
+    "framework.ops": {"convert_to_tensor_v2": "convert_to_tensor"},
+    "framework.tensor_conversion": {"convert_to_tensor_v2": "convert_to_tensor"},
+    "keras.optimizer_v2.optimizer_v2": {"OptimizerV2": "keras.optimizers.Optimizer"},
+    "ops.resource_variable_ops": {
+        "BaseResourceVariable": "compat.v1.Variable",
+        "assign_add_variable_op": "compat.v1.assign_add",
+        **{f"resource_scatter_{update}": f"compat.v1.scatter_{update}" for update in UPDATES},
+    },
+    "ops.resources": {"initialize_resources": "compat.v1.variables_initializer"},
+    "ops.variable_scope": {"variable": "compat.v1.Variable"},
+    **{
+        name: dict.fromkeys(("RefVariable", "VariableV1"), "compat.v1.Variable")
+        for name in ("ops.ref_variable", "ops.variable_v1", "ops.variables")
+    },
 }
 _NAMES = {*_MODULES_BY_NAME, *_ELSEWHERE, *_EXTRA_NAMES}
 _PACKAGES = {"", *(name[:end] for name in _NAMES for end, sign in enumerate(name) if sign == ".")}
@@ -234,52 +255,9 @@ def module(fullname: str) -> MergedModules:
             " tf.compat.v1, or in torch.",
             name=name,
         )
-    extras = dict(_EXTRA_NAMES.get(name, {}))
-    if name == "keras.optimizer_v2.optimizer_v2":
-        extras["OptimizerV2"] = _attribute_at("keras.optimizers").Optimizer
-    if name in ("framework.ops", "framework.tensor_conversion"):
-        extras["convert_to_tensor_v2"] = _attribute_at("").convert_to_tensor
-    if name == "ops.variable_scope":
-        extras["variable"] = _attribute_at("compat.v1").Variable
-    if name == "ops.resources":
-        extras["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
-        # There are no resources other than variables.
-        extras["shared_resources"] = extras["local_resources"] = list
-    if name == "ops.resource_variable_ops":
-        old = _attribute_at("compat.v1")
-        extras |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
-        extras |= _make_resource_names()
-    if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
-        extras["RefVariable"] = extras["VariableV1"] = _attribute_at("compat.v1").Variable
+    renamed = {label: _attribute_at(path) for label, path in _RENAMED.get(name, {}).items()}
+    extras = {**_EXTRA_NAMES.get(name, {}), **renamed}
     return MergedModules(fullname, list(_candidates_for(name)), extras)
-
-
-def _is_resource(var: object) -> bool:
-    """Return True if `var` is a resource variable, as eager variables are."""
-    return isinstance(var, Variable) and getattr(var, "is_resource", True)
-
-
-class _Resources(type):
-    """Metaclass of a class with all resource variables as instances."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return _is_resource(instance)
-
-
-def _make_resource_names() -> dict[str, Any]:
-    """Return {name: value} of functions and classes for resource variables."""
-    old = _attribute_at("compat.v1")
-
-    class ResourceVariable(metaclass=_Resources):
-        """`tf.compat.v1.Variable` with `use_resource=True`."""
-
-        def __new__(cls, *args: object, **kwargs: object) -> Any:
-            return old.Variable(*args, **kwargs, use_resource=True)
-
-    scatters = {
-        f"resource_scatter_{update}": getattr(old, f"scatter_{update}") for update in UPDATES
-    }
-    return {"ResourceVariable": ResourceVariable, "is_resource_variable": _is_resource, **scatters}
 
 
 def _candidates_for(name: str) -> Iterator[object]:

@@ -11,8 +11,8 @@ import torch
 
 from thalweg import _graph
 from thalweg._core.nest import leaves_of, mapped
-from thalweg._graph.assertions import excerpt
 from thalweg._graph.feeds_and_fetches import exported
+from thalweg._graph.operation import excerpt
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype, dtype_name, to_tensor
@@ -61,12 +61,11 @@ def _call_python(
     kinds = [as_dtype(kind) for kind in (Tout if returns_list else [Tout])]
 
     def run(operands: Sequence[object]) -> object:
-        returned = func(*operands)
-        values = (
-            list(returned) if returns_list and isinstance(returned, list | tuple) else [returned]
-        )
+        returned: Any = func(*operands)
         if returns_list and not kinds:
             return None
+        is_sequence = returns_list and isinstance(returned, list | tuple)
+        values = list(returned) if is_sequence else [returned]
         if len(values) != len(kinds):
             raise InvalidArgumentError(f"{func!r} returned {len(values)} values, not {len(kinds)}.")
         results = [_convert_result(value, kind) for value, kind in zip(values, kinds, strict=True)]
@@ -79,12 +78,8 @@ def _call_python(
     outputs: object = [_graph.Output(kind, None, gradient_sources) for kind in kinds]
     outputs = (outputs or None) if returns_list else outputs[0]
     node_outputs = _graph.operation(run, [inputs], name, kind="pure", outputs=outputs)
-    op = (
-        node_outputs
-        if isinstance(node_outputs, _graph.Operation)
-        else next(leaves_of(node_outputs)).op
-    )
-    op.type = "PyFunc"
+    first = next(leaves_of(node_outputs))
+    getattr(first, "op", first).type = "PyFunc"
     return node_outputs
 
 

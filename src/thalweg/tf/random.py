@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,11 +33,7 @@ def normal(
     name: str | None = "random_normal",
 ) -> Tensor:
     """Return a tensor of normal random numbers; gradients flow to `mean` and `stddev`."""
-    name = name or "random_normal"
-    # No gradient flows through the random operation, but through scale and shift.
-    if is_tensor(mean) or is_tensor(stddev):
-        return _graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
-    return _graph.random_normal(shape, mean, stddev, dtype, seed, name)
+    return _draw_normal(_graph.random_normal, mean, stddev, shape, dtype, seed, name)
 
 
 def truncated_normal(
@@ -51,10 +48,15 @@ def truncated_normal(
 
     Gradients flow to `mean` and `stddev`.
     """
-    name = name or "truncated_normal"
+    return _draw_normal(_graph.truncated_normal, mean, stddev, shape, dtype, seed, name)
+
+
+def _draw_normal(draw: Callable[..., Any], mean: Any, stddev: Any, shape: Any, *args: Any) -> Any:
+    """Return `draw(shape, mean, stddev, *args)`, with gradients to a mean or deviation."""
+    # No gradient flows through the random operation, but through scale and shift.
     if is_tensor(mean) or is_tensor(stddev):
-        return _graph.truncated_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
-    return _graph.truncated_normal(shape, mean, stddev, dtype, seed, name)
+        return draw(shape, 0.0, 1.0, *args) * stddev + mean
+    return draw(shape, mean, stddev, *args)
 
 
 def uniform(
@@ -69,7 +71,6 @@ def uniform(
 
     `maxval` is 1 by default, and required for integers. Gradients flow to bounds that are tensors.
     """
-    name = name or "random_uniform"
     if not (is_tensor(minval) or is_tensor(maxval)):
         return _graph.random_uniform(shape, minval, maxval, dtype, seed, name)
     kind = as_dtype(dtype)

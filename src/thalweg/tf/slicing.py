@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.arrays import check_batch
 from thalweg.tf.arrays import shape as shape_of
-from thalweg.tf.convert import call, is_tensor, pair, set_static, sizes, tensor
+from thalweg.tf.convert import call, set_static, sizes, tensor
 from thalweg.tf.elementwise import cast
 from thalweg.tf.random import uniform
 from thalweg.variable import as_dtype

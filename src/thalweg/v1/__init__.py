@@ -4,7 +4,7 @@ from thalweg import _graph
 from thalweg._graph import *  # noqa: F403
 from thalweg._graph import tuple_ as tuple
 from thalweg._graph.eager_or_graph import IndexedSlices
-from thalweg._graph.tape import GradientTape
+from thalweg._graph.gradients import GradientTape
 from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from thalweg.v1 import contrib, dtypes, summary, train, training_ops, variables
 from thalweg.v1.dtypes import *  # noqa: F403

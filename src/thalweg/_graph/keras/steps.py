@@ -7,7 +7,7 @@ hyperparameters and slots are variables of the graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ from thalweg.keras.optimizers.step_adapter import with_gradients
 from thalweg.variable import is_frozen, titles_of
 
 GradsAndVars = list[tuple[Any, Any]]
-Step = Callable[[list[Any], list[Tensor]], None]
 
 
 def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
@@ -71,32 +70,22 @@ def apply_gradients(
         return _add_empty_step(optimizer)
     pairs = as_pairs(grads_and_vars)
     pairs = with_gradients(pairs, titles_of([var for _, var in pairs]))
-    name = name or optimizer._name
-    if optimizer._is_recorded():
-        return add_step(optimizer, pairs, name, aggregates)
-    replica = current_replica()
-
-    def apply_own_gradients(grads: list[object], leaves: list[Tensor]) -> None:
-        """Take the step with the values of a run."""
-        with enter_replica(replica):
-            # Not a subclass's method, which was called when the graph was built.
-            values = list(zip(grads, leaves, strict=True))
-            Optimizer.apply_gradients(optimizer, values, None, aggregates)
-
-    return _add_step(optimizer, apply_own_gradients, pairs, name)
+    add = add_step if optimizer._is_recorded() else _add_eager_step
+    return add(optimizer, pairs, name or optimizer._name, aggregates)
 
 
-def _add_step(
-    optimizer: Optimizer, step: Step, grads_and_vars: GradsAndVars, name: str
+def _add_eager_step(
+    optimizer: Optimizer, grads_and_vars: GradsAndVars, name: str, aggregates: bool
 ) -> Operation:
-    """Add the operation that takes a step; return the operation.
+    """Add the operation that calls the eager optimizer; return the operation.
 
     Args:
         optimizer: Creates `iterations`, hyperparameters and slots in the graph, below its name.
-        step: `step(gradients, variables)` takes the step with tensors of a session.
         grads_and_vars: (gradient, variable) pairs.
         name: Name scope of the operation, which is named as in TensorFlow.
+        aggregates: True to sum gradients over replicas.
     """
+    replica = current_replica()
     graph = next((var.graph for _, var in grads_and_vars if is_symbolic(var)), None)
     inside = contextlib.nullcontext() if graph is None else graph.as_default()
     with inside, get_default_graph().name_scope(optimizer._name):
@@ -109,8 +98,11 @@ def _add_step(
 
         def run_step(grads: list[object], leaves: list[Tensor], *values: Any) -> None:
             """Take the step with the hyperparameter values of a run."""
-            with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
-                step(grads, leaves)
+            run_pairs = list(zip(grads, leaves, strict=True))
+            hypers = read.values_in_run(*values)
+            with optimizer._lock, optimizer._hyper.knowing(hypers), enter_replica(replica):
+                # Not a subclass's method, which was called when the graph was built.
+                Optimizer.apply_gradients(optimizer, run_pairs, None, aggregates)
 
         grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
         with get_default_graph().name_scope(name):

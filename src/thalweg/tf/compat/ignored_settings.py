@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from thalweg._graph.device_names import device
 
@@ -14,7 +14,16 @@ __all__ = [
 
 
 class _Settings(SimpleNamespace):
-    """Namespace for arbitrary settings, all without effect."""
+    """Namespace for arbitrary settings, all without effect.
+
+    `DEFAULTS` is {name: function that returns the default}, for settings that programs read.
+    """
+
+    DEFAULTS: dict[str, Callable[[], object]] = {}
+
+    def __init__(self, **settings: object) -> None:
+        defaults = {name: make() for name, make in self.DEFAULTS.items()}
+        super().__init__(**{**defaults, **settings})
 
 
 class GPUOptions(_Settings):
@@ -30,24 +39,16 @@ class OptimizerOptions(_Settings):
 class GraphOptions(_Settings):
     """Accepted and ignored."""
 
-    def __init__(self, **settings: object) -> None:
-        super().__init__(
-            **{"optimizer_options": OptimizerOptions(), "rewrite_options": _Settings(), **settings}
-        )
+    DEFAULTS = {"optimizer_options": OptimizerOptions, "rewrite_options": _Settings}
 
 
 class ConfigProto(_Settings):
     """Settings of a session: accepted and ignored."""
 
-    def __init__(self, **settings: object) -> None:
-        defaults = {
-            "gpu_options": GPUOptions(),
-            "graph_options": GraphOptions(),
-            "experimental": _Settings(),
-            "device_count": {},
-            "device_filters": [],
-        }
-        super().__init__(**{**defaults, **settings})
+    DEFAULTS = {
+        "gpu_options": GPUOptions, "graph_options": GraphOptions, "experimental": _Settings,
+        "device_count": dict, "device_filters": list,
+    }  # fmt: skip
 
 
 class RunOptions(_Settings):
@@ -59,8 +60,7 @@ class RunOptions(_Settings):
 class RunMetadata(_Settings):
     """Metadata of a run; empty."""
 
-    def __init__(self, **settings: object) -> None:
-        super().__init__(**{"step_stats": _Settings(dev_stats=[]), **settings})
+    DEFAULTS = {"step_stats": lambda: _Settings(dev_stats=[])}
 
 
 class AggregationMethod:

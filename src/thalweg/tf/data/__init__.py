@@ -7,11 +7,10 @@ from thalweg.tf.data import experimental
 from thalweg.tf.data.dataset import Dataset
 from thalweg.tf.data.iterators import (
     Iterator,
-    get_output_shapes,
-    get_output_types,
     make_initializable_iterator,
     make_one_shot_iterator,
 )
+from thalweg.tf.data.spec import get_output_shapes, get_output_types
 from thalweg.tf.missing import attribute_of
 
 AUTOTUNE = experimental.AUTOTUNE

@@ -168,9 +168,8 @@ class Dataset:
 
         def start(_: Values) -> Iterator[Any]:
             for element in generator(*generator_args):
-                yield specs.converted(
-                    tuple(element) if isinstance(dtypes, tuple) else element, dtypes
-                )
+                element = tuple(element) if isinstance(dtypes, tuple) else element
+                yield specs.converted(element, dtypes)
 
         return Dataset(start, lambda: spec)
 
@@ -466,16 +465,8 @@ class Dataset:
 
     make_one_shot_iterator = make_one_shot_iterator
     make_initializable_iterator = make_initializable_iterator
-
-    @property
-    def output_types(self) -> Any:
-        """Nest of the dtypes of an element."""
-        return mapped(lambda each: each.dtype, self.element_spec)
-
-    @property
-    def output_shapes(self) -> Any:
-        """Nest of the shapes of an element."""
-        return mapped(lambda each: each.shape, self.element_spec)
+    output_types = property(specs.get_output_types)
+    output_shapes = property(specs.get_output_shapes)
 
     def cardinality(self) -> int:
         """Return the number of elements; -1 for infinite datasets, -2 if unknown."""

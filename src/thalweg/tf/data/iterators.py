@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg import _graph
 from thalweg._base.execution_context import current_session, executing_eagerly
-from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._core.nest import leaves_of, packed
 from thalweg._graph.default_graph import begin_graphs
 from thalweg.errors import FailedPreconditionError, OutOfRangeError
 from thalweg.tf.data import spec as specs
@@ -112,8 +112,8 @@ class InGraph:
     def _current_position(self) -> _IteratorPosition:
         return current_session().resource(self, _IteratorPosition)
 
-    output_types = property(lambda self: get_output_types(self))
-    output_shapes = property(lambda self: get_output_shapes(self))
+    output_types = property(specs.get_output_types)
+    output_shapes = property(specs.get_output_shapes)
 
 
 def _next_element(elements: Elements[object]) -> object:
@@ -150,13 +150,3 @@ def make_initializable_iterator(dataset: Any, shared_name: str | None = None) ->
     iterator = InGraph(dataset.element_spec, None)
     iterator._initializer = iterator.make_initializer(dataset)
     return iterator
-
-
-def get_output_types(dataset_or_iterator: Any) -> Any:
-    """Return the dtypes of an element."""
-    return mapped(lambda each: each.dtype, dataset_or_iterator.element_spec)
-
-
-def get_output_shapes(dataset_or_iterator: Any) -> Any:
-    """Return the shapes of an element."""
-    return mapped(lambda each: each.shape, dataset_or_iterator.element_spec)

@@ -57,6 +57,16 @@ def spec_of(nest: object) -> Any:
     return mapped(lambda each: TensorSpec(each.shape, each.dtype), nest)
 
 
+def get_output_types(dataset_or_iterator: Any) -> Any:
+    """Return the dtypes of an element."""
+    return mapped(lambda each: each.dtype, dataset_or_iterator.element_spec)
+
+
+def get_output_shapes(dataset_or_iterator: Any) -> Any:
+    """Return the shapes of an element."""
+    return mapped(lambda each: each.shape, dataset_or_iterator.element_spec)
+
+
 def row(spec: TensorSpec) -> TensorSpec:
     """Return the specification of one row."""
     return TensorSpec(spec.shape[1:], spec.dtype)

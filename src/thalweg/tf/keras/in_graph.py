@@ -39,7 +39,7 @@ from thalweg._graph import (
     placeholder,
 )
 from thalweg._graph.keras.variables import track
-from thalweg._graph.unique_names import node_name_from
+from thalweg._graph.node_names import node_name_from
 from thalweg.errors import InvalidTypeError
 from thalweg.variable import as_dtype, dtype_name, tensor_of
 

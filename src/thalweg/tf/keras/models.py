@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from thalweg._base.execution_context import eagerly
 from thalweg.distribute import get_strategy
 from thalweg.errors import CheckpointWarning, InvalidArgumentError, InvalidTypeError, warn
 from thalweg.integrations.keras3.keras_subclassing import Lender
 from thalweg.keras import optimizers
-from thalweg.tf.keras.dataset_adapter import readable
+from thalweg.tf.data import Dataset
 from thalweg.tf.keras.lookup import namespace
 from thalweg.tf.keras.train_optimizer import TFOptimizer
 from thalweg.v1 import train
@@ -26,6 +29,31 @@ else:
 # Set while a model, perhaps without weights yet, prints its summary.
 _is_printed = ContextVar("_is_printed", default=False)
 _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleoptimizer"}
+
+
+class _Elements(torch.utils.data.IterableDataset[Any]):
+    """Iterable of the batches of a dataset, for Keras on its torch backend."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+
+class _Counted(_Elements):
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+
+def _readable(data: object) -> Any:
+    """Return a torch DataLoader for a dataset of batches; return other data unchanged."""
+    if not isinstance(data, Dataset):
+        return data
+    kind = _Elements if data.cardinality() < 0 else _Counted
+    # The elements of the dataset are batches already.
+    return torch.utils.data.DataLoader(kind(data), batch_size=None)
 
 
 def as_optimizer(optimizer: object) -> Any:
@@ -152,8 +180,8 @@ class Compiling(_Model):
     def fit(self, x: object = None, *args: object, **options: object) -> Any:
         """Train as in Keras; `x` and `validation_data` may be datasets of `tf.data`."""
         if "validation_data" in options:
-            options["validation_data"] = readable(options["validation_data"])
-        loaded = readable(x)
+            options["validation_data"] = _readable(options["validation_data"])
+        loaded = _readable(x)
         if loaded is not x:
             # The dataset has its own order.
             options["shuffle"] = False
@@ -162,12 +190,12 @@ class Compiling(_Model):
     @eagerly()
     def evaluate(self, x: object = None, *args: object, **options: object) -> Any:
         """Evaluate as in Keras; `x` may be a dataset of `tf.data`."""
-        return super().evaluate(readable(x), *args, **options)
+        return super().evaluate(_readable(x), *args, **options)
 
     @eagerly()
     def predict(self, x: object, *args: object, **options: object) -> Any:
         """Predict as in Keras; `x` may be a dataset of `tf.data`."""
-        return super().predict(readable(x), *args, **options)
+        return super().predict(_readable(x), *args, **options)
 
     train_on_batch = _as_in_keras("train_on_batch")
     test_on_batch = _as_in_keras("test_on_batch")

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg import _graph
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.feeds_and_fetches import exported
 from thalweg.errors import ThalwegError
-from thalweg.tf.test import values
-from thalweg.variable import as_dtype
+from thalweg.variable import as_dtype, tensor_of
 
 # Prefixes of the tolerances of `assertAllCloseAccordingToType`, by dtype.
 _KINDS = {"float64": "", "float32": "float_", "float16": "half_", "bfloat16": "bfloat16_"}
@@ -27,7 +29,7 @@ class Comparing(unittest.TestCase):
         raise NotImplementedError
 
     def _array_of(self, value: object) -> np.ndarray[Any, Any]:
-        return values.array(self.evaluate(value) if values.is_symbolic(value) else value)
+        return _array(self.evaluate(value) if is_symbolic(value) else value)
 
     def assertAllClose(
         self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
@@ -247,3 +249,26 @@ def _dtype_name(value: object) -> str:
 def _shape_of(value: Any) -> tuple[int | None, ...]:
     shape = getattr(value, "shape", None)
     return tuple(np.shape(value) if shape is None else shape)
+
+
+def is_symbolic(value: object) -> bool:
+    """Return True if a session must compute a part of the value."""
+    kinds = _graph.SymbolicTensor | _graph.SymbolicSlices | _graph.Operation
+    return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
+
+
+def computed(value: object) -> Any:
+    """Return a nest, or a function's result, with arrays for eager tensors."""
+    if callable(value) and not isinstance(value, torch.Tensor):
+        value = value()
+    return mapped(lambda leaf: exported(tensor_of(leaf)), value)
+
+
+def _array(value: object) -> np.ndarray[Any, Any]:
+    """Return numbers as an array, bfloat16 as float32."""
+    if isinstance(value, list | tuple):
+        return np.array([_array(element) for element in value])
+    value = tensor_of(value)
+    if isinstance(value, torch.Tensor):
+        value = exported(value.float() if value.dtype == torch.bfloat16 else value)
+    return np.asarray(value)

@@ -17,8 +17,7 @@ from thalweg import _graph as graph
 from thalweg._base.execution_context import executing_eagerly, get_default_session, thread
 from thalweg._graph.session import Session
 from thalweg.tf.random import set_seed
-from thalweg.tf.test import values
-from thalweg.tf.test.assertions import Comparing
+from thalweg.tf.test.assertions import Comparing, computed, is_symbolic
 
 _SEED = 87654321
 
@@ -38,7 +37,7 @@ class _Eager:
         """Return the values of eager tensors; ValueError if something is fed."""
         if feed_dict:
             raise ValueError("Nothing can be fed in eager mode.")
-        return values.computed(fetches)
+        return computed(fetches)
 
 
 class TestCase(Comparing):
@@ -69,8 +68,8 @@ class TestCase(Comparing):
 
     def evaluate(self, tensors: object) -> Any:
         """Return a nest of tensors as arrays; symbolic ones by the default or cached session."""
-        if not values.is_symbolic(tensors):
-            return values.computed(tensors)
+        if not is_symbolic(tensors):
+            return computed(tensors)
         session = get_default_session()
         if session is not None:
             return session.run(tensors)

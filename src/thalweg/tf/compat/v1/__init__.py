@@ -29,7 +29,7 @@ from thalweg._graph import Shape as TensorShape
 from thalweg._graph import executing_eagerly as executing_eagerly_outside_functions
 from thalweg._graph import tuple_ as tuple
 from thalweg._graph.compat_v1_names import *
-from thalweg._graph.tape import GradientTape
+from thalweg._graph.gradients import GradientTape
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.tf import debugging, distribute, dtypes, errors, linalg, math, nest, random, raw_ops
 from thalweg.tf.arrays import *

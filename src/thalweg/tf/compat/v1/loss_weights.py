@@ -16,6 +16,12 @@ def quotient(total: Any, count: Any) -> Tensor:
     return torch.where(empty, 0, total / torch.where(empty, 1, count))
 
 
+def squeeze_column(operand: Tensor, rank: int) -> Tensor:
+    """Return a tensor without its last dimension, if that has size 1 and `rank` ones remain."""
+    is_column = operand.dim() == rank + 1 and operand.shape[-1] == 1
+    return operand.squeeze(-1) if is_column else operand
+
+
 def check_weights(weights: Any, values: Any, values_name: str) -> None:
     """Raise InvalidArgumentError unless weights fit a tensor of values.
 

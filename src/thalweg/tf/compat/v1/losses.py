@@ -19,7 +19,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import nn
-from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
+from thalweg.tf.compat.v1.loss_weights import check_weights, quotient, squeeze_column
 from thalweg.tf.convert import call, newer_axis, tensor
 from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of
@@ -116,10 +116,8 @@ def compute_weighted_loss(
         )
     kind = Reduction(reduction)
     losses, weights = tensor(losses), cast(weights, torch.float32)
-    is_sum = kind is Reduction.SUM
-    distribute.record_loss_reduction(
-        distribute.ReduceOp.SUM if is_sum else distribute.ReduceOp.MEAN
-    )
+    op = distribute.ReduceOp.SUM if kind is Reduction.SUM else distribute.ReduceOp.MEAN
+    distribute.record_loss_reduction(op)
 
     def reduce(raw_losses: Tensor, weight: Tensor) -> Tensor:
         check_weights(weight, raw_losses, "losses")
@@ -150,16 +148,12 @@ def _alike_tensors(**pairs: object) -> list[Tensor]:
         if value is None:
             raise InvalidArgumentError(f"{argument} must not be None.")
     first, second = (tensor(value) for value in pairs.values())
-    if first.shape is not UNKNOWN and second.shape is not UNKNOWN:
-        is_compatible = len(first.shape) == len(second.shape) and all(
-            a == b or None in (a, b) for a, b in zip(first.shape, second.shape, strict=True)
+    if not _graph.Shape(first.shape).accepts(second.shape):
+        a, b = pairs
+        raise InvalidArgumentError(
+            f"{a} have shape {tuple(first.shape)} and {b} have {tuple(second.shape)}, which are"
+            " not compatible."
         )
-        if not is_compatible:
-            a, b = pairs
-            raise InvalidArgumentError(
-                f"{a} have shape {tuple(first.shape)} and {b} have {tuple(second.shape)}, which are"
-                " not compatible."
-            )
     return [first, second]
 
 
@@ -318,8 +312,7 @@ def sparse_softmax_cross_entropy(
     labels, logits, weights = tensor(labels), tensor(logits), tensor(weights)
 
     def narrow(class_ids: Tensor, logit_rows: Tensor) -> Tensor:
-        is_column = class_ids.dim() == logit_rows.dim() and class_ids.shape[-1] == 1
-        return class_ids.squeeze(-1) if is_column else class_ids
+        return squeeze_column(class_ids, logit_rows.dim() - 1)
 
     labels = call(narrow, labels, logits, name="labels")
     row_losses = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
@@ -327,8 +320,7 @@ def sparse_softmax_cross_entropy(
     if weights.shape is UNKNOWN or len(weights.shape):
 
         def fit(weight: Tensor, losses: Tensor) -> Tensor:
-            is_column = weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1
-            return weight.squeeze(-1) if is_column else weight
+            return squeeze_column(weight, losses.dim())
 
         weights = call(fit, weights, row_losses, name="weights")
     return compute_weighted_loss(row_losses, weights, op_name, loss_collection, reduction)

@@ -19,7 +19,7 @@ from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
+from thalweg.tf.compat.v1.loss_weights import check_weights, quotient, squeeze_column
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.operators import name_function
@@ -62,27 +62,19 @@ def _counting(
         metric_name: Name of the scope if `name` is None.
         order: Names of all arguments, separated by spaces; by default further arguments are last.
     """
-
-    def count(
-        counts: _Counts,
-        weights: object = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
-    ) -> Metric:
-        collections = metrics_collections, updates_collections
-        return _count_over_runs(name or metric_name, counts, weights, collections)
-
-    return with_common_arguments(count, order)
+    return with_common_arguments(partial(_count_over_runs, metric_name), order)
 
 
 def _count_over_runs(
-    name: str, counts: _Counts, weights: object, collections: Sequence[Any]
+    metric_name: str,
+    counts: _Counts,
+    weights: object = None,
+    metrics_collections: Any = None,
+    updates_collections: Any = None,
+    name: str | None = None,
 ) -> Metric:
-    """Add variables of sums over runs to the graph; return (metric's value, update operation).
-
-    `collections` is (collections of the value, collections of the update).
-    """
+    """Add variables of sums over runs to the graph; return (metric's value, update operation)."""
+    name = name or metric_name
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
             f"tf.metrics.{name} counts in variables of a graph: build one, or use tf.keras.metrics."
@@ -102,9 +94,9 @@ def _count_over_runs(
             total.assign_add(step) for total, step in zip(sums, increments, strict=True)
         ]
         update = call(finish, *updated_sums, name="update_op")
-    for names, target in zip(collections, (value, update), strict=True):
-        if names:
-            _graph.get_default_graph().add_to_collections(names, target)
+    for collections, target in ((metrics_collections, value), (updates_collections, update)):
+        if collections:
+            _graph.get_default_graph().add_to_collections(collections, target)
     return value, update
 
 
@@ -116,10 +108,8 @@ def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
     """
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
-    weights = weights.float()
-    if weights.dim() == values.dim() + 1 and weights.shape[-1] == 1:
-        weights = weights.squeeze(-1)
-    elif weights.dim() and weights.dim() == values.dim() - 1:
+    weights = squeeze_column(weights.float(), values.dim())
+    if weights.dim() and weights.dim() == values.dim() - 1:
         weights = weights.unsqueeze(-1)
     check_weights(weights, values, "values")
     return weights.expand_as(values)
@@ -162,16 +152,13 @@ def accuracy(labels: object, predictions: object) -> _Counts:
 
 def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     """Return both tensors. Squeeze a last dimension of size 1 that only one tensor has."""
-    if labels.dim() == predictions.dim() + 1 and labels.shape[-1] == 1:
-        return labels.squeeze(-1), predictions
-    if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
-        return labels, predictions.squeeze(-1)
-    if labels.shape != predictions.shape:
+    columns = squeeze_column(labels, predictions.dim()), squeeze_column(predictions, labels.dim())
+    if columns[0] is labels and columns[1] is predictions and labels.shape != predictions.shape:
         raise InvalidArgumentError(
             f"labels of shape {tuple(labels.shape)} and predictions of shape"
             f" {tuple(predictions.shape)} are not compatible."
         )
-    return labels, predictions
+    return columns
 
 
 def _error_metric(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError
 from thalweg.tf import conv_windows, convolution, nn
 from thalweg.tf.compat.v1.initializers import zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer, activation_of, as_function

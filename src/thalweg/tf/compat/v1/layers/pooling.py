@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from thalweg.tf import conv_windows, convolution
 from thalweg.tf.compat.v1.layers.base import Layer, as_function
 

@@ -1,6 +1,5 @@
 """`tf.contrib.layers`: the most common functions."""
 
-from thalweg.tf.compat.v1.contrib.layers.adaptive_clipping import adaptive_clipping_fn
 from thalweg.tf.compat.v1.contrib.layers.functions import (
     avg_pool2d,
     batch_norm,
@@ -14,19 +13,18 @@ from thalweg.tf.compat.v1.contrib.layers.functions import (
     max_pool2d,
     relu,
 )
-from thalweg.tf.compat.v1.contrib.layers.initializers import (
-    variance_scaling_initializer,
-    xavier_initializer,
-)
 from thalweg.tf.compat.v1.contrib.layers.optimizers import (
     OPTIMIZER_CLS_NAMES,
     OPTIMIZER_SUMMARIES,
+    adaptive_clipping_fn,
     optimize_loss,
 )
-from thalweg.tf.compat.v1.contrib.layers.regularizers import (
+from thalweg.tf.compat.v1.contrib.layers.weights import (
     apply_regularization,
     l1_regularizer,
     sum_regularizer,
+    variance_scaling_initializer,
+    xavier_initializer,
 )
 from thalweg.tf.missing import attribute_of
 from thalweg.v1.contrib.layers import l2_regularizer

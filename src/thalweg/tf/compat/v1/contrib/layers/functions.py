@@ -21,7 +21,7 @@ from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
-from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
+from thalweg.tf.compat.v1.contrib.layers.weights import xavier_initializer
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.convert import tensor
 from thalweg.tf.operators import name_function
