@@ -1,5 +1,7 @@
 """Momentum whose velocity contains the learning rate: TensorFlow's ApplyKerasMomentum kernel."""
 
+from dataclasses import replace
+
 from thalweg.formula import Hyper, Rule, Slot, moved
 
 
@@ -30,12 +32,10 @@ MOMENTUM = Rule(
     differs="torch.optim.SGD multiplies by lr outside the buffer: another path once lr changes.",
 )
 
-NESTEROV = Rule(
+NESTEROV = replace(
+    MOMENTUM,
     name="Nesterov",
     update=update_nesterov,
-    hypers=HYPERS,
-    slots=(Slot("momentum", momentum=-1),),
-    linear=True,
     source="tf.keras.optimizers.SGD(momentum=..., nesterov=True); kernel ApplyKerasMomentum",
     differs="As Momentum: the learning rate is inside the velocity, in torch.optim.SGD outside.",
 )
