@@ -42,9 +42,7 @@ class Adadelta(BuiltIn):
         name: str | None = "Adadelta",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("rho", rho)
+        super().__init__(name, kwargs, learning_rate, rho=rho)
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADADELTA
 

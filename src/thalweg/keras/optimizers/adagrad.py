@@ -54,8 +54,7 @@ class Adagrad(BuiltIn):
         start = as_number("initial_accumulator_value", initial_accumulator_value)
         if start < 0.0:
             raise ValueError(f"initial_accumulator_value must be non-negative: {start}")
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
+        super().__init__(name, kwargs, learning_rate)
         self._initial_accumulator_value = start
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAGRAD

@@ -45,10 +45,7 @@ class Adamax(BuiltIn):
         name: str | None = "Adamax",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("beta_1", beta_1)
-        self._set_hyper("beta_2", beta_2)
+        super().__init__(name, kwargs, learning_rate, beta_1=beta_1, beta_2=beta_2)
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAMAX
 
