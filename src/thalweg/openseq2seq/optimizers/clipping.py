@@ -29,9 +29,9 @@ from thalweg.openseq2seq.optimizers.gradients import (
     map_gradients,
     map_pairs,
     refuse_none,
-    title,
     transform_present,
 )
+from thalweg.variable import name_of
 
 _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
@@ -84,7 +84,7 @@ def refuse_scalars(variables: Sequence[Any]) -> None:
     """Raise InvalidArgumentError about the first variable of shape (), as OpenSeq2Seq does."""
     for var in variables:
         if var.shape is not UNKNOWN and tuple(var.shape) == ():
-            raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
+            raise InvalidArgumentError(f"{_SHAPED} '{name_of(var)}' of shape ().")
 
 
 def check_limit(name: str, limit: object) -> None:
