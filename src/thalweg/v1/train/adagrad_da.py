@@ -18,6 +18,7 @@ from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.argument_checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
+from thalweg.v1.train.step_adapter import Values
 
 
 class AdagradDAOptimizer(RuleOptimizer):
@@ -94,9 +95,7 @@ class AdagradDAOptimizer(RuleOptimizer):
             ("gradient_squared_accumulator", squares, self._name),
         ]
 
-    def _scalars_of(
-        self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         # The present step is not counted yet.
         step = int(number_of(resolve(self._global_step))) + 1
         return {**super()._scalars_of(values, dtype, group), "t": dtype(step)}

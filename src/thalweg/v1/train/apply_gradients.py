@@ -37,7 +37,7 @@ from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.gradients import GradsAndVars, backward, check_any, forward
-from thalweg.v1.train.step_adapter import V1StepAdapter
+from thalweg.v1.train.step_adapter import V1StepAdapter, Values
 from thalweg.v1.train.update_hooks import UpdateHooks, add_update_names, check_counter, recorded
 
 # Gradients that need no conversion in a graph.
@@ -299,9 +299,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         raise_first(errors)
         return hooks.finished if global_step is None else None
 
-    def _make_hooks(
-        self, global_step: object, name: str, values: dict[str, object] | None
-    ) -> V1StepAdapter:
+    def _make_hooks(self, global_step: object, name: str, values: Values | None) -> V1StepAdapter:
         return V1StepAdapter(self, global_step, name, values)
 
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
