@@ -60,7 +60,7 @@ class V1StepAdapter(StepAdapter):
         self._results: list[object] = []
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
-        self.repeats = _is_global_step(global_step)
+        self.repeats = _is_global_step(global_step) and not optimizer._one_by_one()
         # A counter that is not a variable may share memory with host tensors.
         can_move = global_step is None or isinstance(global_step, Variable)
         self.may_leave = can_move and current_session() is None and not optimizer._finishes_itself()
@@ -162,16 +162,6 @@ def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None)
 
 class V1RuleStepAdapter(V1StepAdapter):
     """Adapter of one step of a `RuleOptimizer`."""
-
-    def __init__(
-        self,
-        optimizer: Any,
-        global_step: object,
-        name: str,
-        values: Values | None = None,
-    ) -> None:
-        super().__init__(optimizer, global_step, name, values)
-        self.repeats = self.repeats and not optimizer._one_by_one()
 
     def step_rule(self) -> Rule:
         return self._optimizer._rule_of_step()

@@ -19,6 +19,7 @@ from thalweg._core.vectors import is_host
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.experimental import loss_scale as scales
+from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import titles_of
 
@@ -176,13 +177,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _kept_in_graph(self, variables: Sequence[object]) -> list[object]:
         return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, object]:
-        return dict(self._tracked)
-
-    def _lookup_dependency(self, name: str) -> object:
-        return self._tracked.get(name)
+    # Unlike other wrappers, a checkpoint has the optimizer inside and the scale as children.
+    _trackable_children = Optimizer._trackable_children
+    _lookup_dependency = Optimizer._lookup_dependency
 
     def _checkpointed(self) -> object:
         return self
