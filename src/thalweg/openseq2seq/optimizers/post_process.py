@@ -164,9 +164,6 @@ class PostProcessing(NamedTuple):
             **others,
         )
 
-    def _find_ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
-        return larc.ratios(sizes, lengths, rate, self.as_shipped)
-
     def _find_factors(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
@@ -180,7 +177,7 @@ class PostProcessing(NamedTuple):
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
-        return larc.factors(self._find_ratios(larc, rate, sizes, lengths), dtypes)
+        return larc.factors(larc.ratios(sizes, lengths, rate, self.as_shipped), dtypes)
 
     def _record_summaries(
         self,
@@ -232,7 +229,7 @@ class PostProcessing(NamedTuple):
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
         """Add the summaries of LARC to the journal, for each variable's tag."""
-        ratios = self._find_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
+        ratios = larc.ratios(stats.variable_norms, stats.clipped_norms, rate, self.as_shipped)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)

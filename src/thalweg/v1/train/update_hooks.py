@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -144,6 +144,21 @@ def _count_operation(step: Any, name: str) -> _graph.Operation:
     if isinstance(step, _graph.GraphVariable):
         return step.assign_add(1, name=name).op
     return _graph.operation(lambda: run(counting_calls([(step, None)])), [], name)
+
+
+def apply_if(condition: Any, apply: Callable[[], object]) -> Any:
+    """Return the operation of `apply()`, in a branch that runs only if `condition` is true.
+
+    Args:
+        condition: A symbolic bool, or True for an operation that is not in a branch.
+        apply: Builds and returns the operation. TRAIN_OP keeps the members from before the call,
+            since operations of a branch cannot be run alone.
+    """
+    collection = _graph.get_default_graph().get_collection_ref(_graph.GraphKeys.TRAIN_OP)
+    previous_ops = list(collection)
+    op = apply() if condition is True else _graph.cond(condition, apply, _graph.no_op)
+    collection[:] = previous_ops
+    return op
 
 
 # Held by the steps of optimizers made with use_locking=True.
