@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -88,11 +89,7 @@ class MonitoredSession:
             with self._graph.as_default():
                 self._open_session(session_creator or ChiefSessionCreator())
         except BaseException:
-            try:
-                if self._session is not None:
-                    self._close_session()
-            finally:
-                self._reopen_graph()
+            self._close_session()
             raise
 
     def _open_session(self, session_creator: SessionCreator) -> None:
@@ -228,38 +225,34 @@ class MonitoredSession:
         return self._session
 
     def _end_session(self, calls_hooks: bool) -> None:
-        """Call `end` of the hooks if `calls_hooks` is True, then close the session.
-
-        If the constructor finalized the graph, operations can be added again afterwards.
-        """
+        """Call `end` of the hooks if `calls_hooks` is True, then close the session."""
         session = self._require_session()
         try:
             for hook in self._hooks if calls_hooks else ():
                 hook.end(session)
         finally:
-            try:
-                self._close_session()
-            finally:
-                self._reopen_graph()
+            # A hook may have closed the session.
+            self._require_session()
+            self._close_session()
 
     def _close_session(self) -> None:
-        """Request a stop of the threads, wait for them, and close the session.
+        """Request a stop of the threads, wait for them, and close the session, if there is one.
 
-        The wait ends after the grace period. Threads that still run then are ignored.
+        The wait ends after the grace period. Threads that still run then are ignored. If the
+        constructor finalized the graph, operations can be added again afterwards.
         """
         # None first: `close` of a session that is being closed must raise.
-        session, self._session = self._require_session(), None
-        self._coordinator.request_stop()
+        session, self._session = self._session, None
         try:
-            self._coordinator.join(
-                stop_grace_period_secs=self._grace_period, ignore_live_threads=True
-            )
+            if session is not None:
+                self._coordinator.request_stop()
+                with contextlib.closing(session):
+                    self._coordinator.join(
+                        stop_grace_period_secs=self._grace_period, ignore_live_threads=True
+                    )
         finally:
-            session.close()
-
-    def _reopen_graph(self) -> None:
-        if not self._was_finalized:
-            self._graph._unsafe_unfinalize()
+            if not self._was_finalized:
+                self._graph._unsafe_unfinalize()
 
 
 class SingularMonitoredSession(MonitoredSession):
