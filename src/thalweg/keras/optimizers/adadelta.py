@@ -29,7 +29,6 @@ class Adadelta(BuiltIn):
     Reference: tf.keras.optimizers.Adadelta (OptimizerV2); https://arxiv.org/abs/1212.5701
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho")
     CONFIG_FIELDS = {"epsilon": "epsilon"}
     MAY_LACK_ITERATIONS = True

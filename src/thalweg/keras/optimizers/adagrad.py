@@ -35,7 +35,6 @@ class Adagrad(BuiltIn):
     Reference: tf.keras.optimizers.Adagrad (OptimizerV2); https://jmlr.org/papers/v12/duchi11a.html
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate",)
     CONFIG_FIELDS = {
         "initial_accumulator_value": "_initial_accumulator_value",

@@ -45,7 +45,6 @@ class Adam(BuiltIn):
     Reference: tf.keras.optimizers.Adam (OptimizerV2); https://arxiv.org/abs/1412.6980
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
     CONFIG_FIELDS = {"epsilon": "epsilon", "amsgrad": "amsgrad"}
 

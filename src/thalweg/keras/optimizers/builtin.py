@@ -34,7 +34,7 @@ class BuiltIn(RuleOptimizer):
         MAY_LACK_ITERATIONS: True if old checkpoints have weights without `iterations`.
     """
 
-    EXACT: dict[str, str] = {}
+    EXACT: dict[str, str] = {"epsilon": "epsilon"}
     CONFIG_HYPERS: tuple[str, ...] = ()
     CONFIG_FIELDS: dict[str, str] = {}
     MAY_LACK_ITERATIONS: bool = False

@@ -49,6 +49,7 @@ class Ftrl(BuiltIn):
     Reference: tf.keras.optimizers.Ftrl (OptimizerV2); McMahan et al. 2013
     """
 
+    EXACT = {}
     NAMES = {"l1": "l1_regularization_strength", "l2": "l2_regularization_strength"}
     CONFIG_HYPERS = (
         "learning_rate", "learning_rate_power", "l1_regularization_strength",

@@ -42,7 +42,6 @@ class RMSprop(BuiltIn):
     Reference: tf.keras.optimizers.RMSprop (OptimizerV2)
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho", "momentum")
     CONFIG_FIELDS = {"epsilon": "epsilon", "centered": "centered"}
     MAY_LACK_ITERATIONS = True

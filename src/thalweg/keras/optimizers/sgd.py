@@ -43,6 +43,7 @@ class SGD(BuiltIn):
     Reference: tf.keras.optimizers.SGD (OptimizerV2)
     """
 
+    EXACT = {}
     CONFIG_HYPERS = ("learning_rate", "momentum")
     CONFIG_FIELDS = {"nesterov": "nesterov"}
 

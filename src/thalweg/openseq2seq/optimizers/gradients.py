@@ -77,9 +77,9 @@ def transform_present(
     return new_gradients, decision
 
 
-def refuse_none(gradients: Iterable[object], variables: Iterable[Any], reason: str) -> None:
-    """Raise InvalidArgumentError about the first variable without gradient, with a reason."""
-    for grad, var in zip(gradients, variables, strict=True):
+def refuse_none(pairs: Iterable[tuple[object, Any]], reason: str) -> None:
+    """Raise InvalidArgumentError about the first pair without gradient, with a reason."""
+    for grad, var in pairs:
         if grad is None:
             raise InvalidArgumentError(
                 f"'{name_of(var)}' has no gradient, but {reason}. Leave it out of var_list."
