@@ -5,7 +5,7 @@ initial value. `t` is the number of the step, from 1. TensorFlow's callers count
 """
 
 from thalweg.formula import Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide
-from thalweg.rules.proximal_gradient_descent import HYPERS
+from thalweg.rules.proximal_gradient_descent import PROXIMAL_GRADIENT_DESCENT
 
 
 def update(var, grad, total, squares, *, learning_rate, l1, l2, t):
@@ -47,7 +47,7 @@ ADAGRAD_DA = Rule(
     update=update,
     update_sparse=update_sparse,
     update_single=update_single,
-    hypers=HYPERS,
+    hypers=PROXIMAL_GRADIENT_DESCENT.hypers,
     slots=(
         Slot("gradient_accumulator", exact=True),
         Slot("gradient_squared_accumulator", 0.1, positive=True, exact=True),

@@ -7,7 +7,7 @@ it stands inside. The two part as soon as the learning rate changes.
 from dataclasses import replace
 
 from thalweg.formula import Rule, Slot, moved
-from thalweg.rules.momentum import HYPERS
+from thalweg.rules.momentum import MOMENTUM
 
 
 def update(var, grad, velocity, *, learning_rate, momentum):
@@ -31,7 +31,7 @@ def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
 HEAVY_BALL = Rule(
     name="HeavyBall",
     update=update,
-    hypers=HYPERS,
+    hypers=MOMENTUM.hypers,
     slots=(Slot("momentum", momentum=1),),
     source="Polyak 1964; tf.train.MomentumOptimizer; kernel ApplyMomentum",
     differs="The formula of torch.optim.SGD with dampening 0, in another order of operations.",

@@ -17,15 +17,13 @@ def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
     return moved(var, velocity * momentum - grad * learning_rate), velocity
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.01, "step size"),
-    Hyper("momentum", 0.9, "share of the velocity that is kept"),
-)
-
 MOMENTUM = Rule(
     name="Momentum",
     update=update,
-    hypers=HYPERS,
+    hypers=(
+        Hyper("learning_rate", 0.01, "step size"),
+        Hyper("momentum", 0.9, "share of the velocity that is kept"),
+    ),
     slots=(Slot("momentum", momentum=-1),),
     linear=True,
     source="tf.keras.optimizers.SGD(momentum=...); kernel ApplyKerasMomentum",

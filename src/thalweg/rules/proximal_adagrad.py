@@ -1,7 +1,7 @@
 """Adagrad and a proximal step: TensorFlow's ApplyProximalAdagrad kernel."""
 
 from thalweg.formula import Rule, Slot, narrow, sqrt, where, wide
-from thalweg.rules.proximal_gradient_descent import HYPERS, shrunk
+from thalweg.rules.proximal_gradient_descent import PROXIMAL_GRADIENT_DESCENT, shrunk
 
 
 def update(var, grad, accumulator, *, learning_rate, l1, l2):
@@ -26,7 +26,7 @@ PROXIMAL_ADAGRAD = Rule(
     name="ProximalAdagrad",
     update=update,
     update_single=update_single,
-    hypers=HYPERS,
+    hypers=PROXIMAL_GRADIENT_DESCENT.hypers,
     slots=(Slot("accumulator", 0.1, positive=True, exact=True),),
     source="Duchi & Singer 2009; tf.train.ProximalAdagradOptimizer; kernel ApplyProximalAdagrad",
     differs="Not in torch.optim.",

@@ -23,16 +23,15 @@ def update_single(var, grad, *, learning_rate, l1, l2):
     return (narrow(var / (1 + wide(l2 * learning_rate)), var),)
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.01, "step size"),
-    Hyper("l1", 0.0, "pulls to exactly 0"),
-    Hyper("l2", 0.0, "pulls toward 0"),
-)
 PROXIMAL_GRADIENT_DESCENT = Rule(
     name="ProximalGradientDescent",
     update=update,
     update_single=update_single,
-    hypers=HYPERS,
+    hypers=(
+        Hyper("learning_rate", 0.01, "step size"),
+        Hyper("l1", 0.0, "pulls to exactly 0"),
+        Hyper("l2", 0.0, "pulls toward 0"),
+    ),
     source=(
         "Duchi & Singer 2009; tf.train.ProximalGradientDescentOptimizer;"
         " kernel ApplyProximalGradientDescent"
