@@ -17,6 +17,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.argument_checks import check_positive
+from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.v1.train.step_adapter import Values
 
@@ -48,11 +49,7 @@ class AdagradDAOptimizer(RuleOptimizer):
     Reference: tf.compat.v1.train.AdagradDAOptimizer; Duchi et al. 2011
     """
 
-    HYPERS = {
-        "learning_rate": "_learning_rate",
-        "l1": "_l1_regularization_strength",
-        "l2": "_l2_regularization_strength",
-    }
+    HYPERS = ProximalGradientDescentOptimizer.HYPERS
     TENSORS = {"_learning_rate_tensor": "learning_rate"}
     CALLABLES = False
 

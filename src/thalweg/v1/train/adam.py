@@ -51,9 +51,7 @@ class AdamOptimizer(RuleOptimizer):
     """
 
     HYPERS = {"learning_rate": "_lr", "beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon"}
-    TENSORS = {
-        "_lr_t": "learning_rate", "_beta1_t": "beta1", "_beta2_t": "beta2", "_epsilon_t": "epsilon",
-    }  # fmt: skip
+    TENSORS = {f"{attribute}_t": name for name, attribute in HYPERS.items()}
     POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
 
     def __init__(
