@@ -60,7 +60,7 @@ class V1StepAdapter(StepAdapter):
         self._results: list[object] = []
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
-        self.repeats = _is_global_step(global_step) and not optimizer._one_by_one()
+        self.repeats = _is_global_step(global_step) and not self.one_by_one(())
         # A counter that is not a variable may share memory with host tensors.
         can_move = global_step is None or isinstance(global_step, Variable)
         self.may_leave = can_move and current_session() is None and not optimizer._finishes_itself()
