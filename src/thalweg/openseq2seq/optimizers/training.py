@@ -228,7 +228,8 @@ def _make_optimizer(
 ) -> Optimizer | NovoGrad:
     """Return a new optimizer with learning rate `rate`; raise for objects of other types.
 
-    The weight decay of "AdamW" is multiplied by the learning rate; with `as_shipped` in `params`.
+    The weight decay of "AdamW" is multiplied by the learning rate. With `as_shipped`, the product
+    replaces the decay in `params`, too.
     """
     params = {} if params is None else params
     all_params: dict[str, Any] = dict(params)
