@@ -211,11 +211,11 @@ def _explain_mismatch(
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
     kinds = {parameter.kind for parameter in parameters.values()}
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
-    if supplied not in accepted and not takes_all:
+    accepts_any = inspect.Parameter.VAR_KEYWORD in kinds
+    if supplied not in accepted and not accepts_any:
         return f"{label} takes no {supplied!r}."
     accepted = [name for name in accepted if name != supplied]
-    unknown = [] if takes_all else [name for name in arguments if name not in accepted]
+    unknown = [] if accepts_any else [name for name in arguments if name not in accepted]
     required = [name for name in accepted if parameters[name].default is inspect.Parameter.empty]
     problems = [
         f"{label} takes no {name!r}. {did_you_mean(name, accepted)}".strip() for name in unknown
