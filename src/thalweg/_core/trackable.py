@@ -119,7 +119,11 @@ class Trackable:
             **kwargs: Ignored.
         """
         self._maybe_initialize_trackable()
-        return dict(self._tracked)
+        return {**self._own_children(), **self._tracked}
+
+    def _own_children(self) -> dict[str, object]:
+        """Return the children that are not added by `_track_trackable`, by name."""
+        return {}
 
     @property
     def _checkpoint_dependencies(self) -> list[TrackableReference]:
@@ -129,7 +133,8 @@ class Trackable:
     def _lookup_dependency(self, name: str) -> object:
         """Return the child of this name, or None."""
         self._maybe_initialize_trackable()
-        return self._tracked.get(name)
+        child = self._tracked.get(name)
+        return self._own_children().get(name) if child is None else child
 
     def _preload_simple_restoration(self, name: str) -> Tensor | None:
         """Return the latest value that waits for a child of this name, or None.

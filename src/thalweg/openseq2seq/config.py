@@ -118,7 +118,7 @@ def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any
     """Return variables selected by a function of (name, variable), by default of 2+ dimensions."""
     if choose is None:
         return [var for var in variables if len(var.shape) >= 2]
-    return [var for var in variables if choose(_name(var), var)]
+    return [var for var in variables if choose(name_of(var), var)]
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
@@ -136,15 +136,11 @@ def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list
                     f"freeze_variables_regex goes by names, but variable {index}, of shape"
                     f" {tuple(var.shape)}, has none. Give the model or its named parameters."
                 )
-        trained_variables = [var for var in variables if frozen.match(_name(var)) is None]
+        trained_variables = [var for var in variables if frozen.match(name_of(var)) is None]
     if not trained_variables:
         reason = f": freeze_variables_regex {frozen.pattern!r} matches all" if frozen else ""
         raise InvalidArgumentError(f"There are no variables to train{reason}.")
     return trained_variables
-
-
-def _name(variable: Tensor) -> str:
-    return variable.name if isinstance(variable, GraphVariable) else name_of(variable)
 
 
 # Keys of a config whose values are consecutive arguments of `optimize_loss`.

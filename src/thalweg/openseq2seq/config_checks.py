@@ -210,14 +210,12 @@ def _explain_mismatch(
     """Return a message that names unknown and missing arguments; `error` if there are none."""
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
-    if supplied not in accepted and not _takes_any_keyword(signature):
+    kinds = {parameter.kind for parameter in parameters.values()}
+    accepts_any = inspect.Parameter.VAR_KEYWORD in kinds
+    if supplied not in accepted and not accepts_any:
         return f"{label} takes no {supplied!r}."
     accepted = [name for name in accepted if name != supplied]
-    unknown = (
-        []
-        if _takes_any_keyword(signature)
-        else [name for name in arguments if name not in accepted]
-    )
+    unknown = [] if accepts_any else [name for name in arguments if name not in accepted]
     required = [name for name in accepted if parameters[name].default is inspect.Parameter.empty]
     problems = [
         f"{label} takes no {name!r}. {did_you_mean(name, accepted)}".strip() for name in unknown
@@ -225,8 +223,3 @@ def _explain_mismatch(
     problems += [f"{label} needs {name!r}." for name in required if name not in arguments]
     problems = problems or [f"{label}: {error}."]
     return f"{' '.join(problems)} It takes: {', '.join(accepted)}."
-
-
-def _takes_any_keyword(signature: inspect.Signature) -> bool:
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    return inspect.Parameter.VAR_KEYWORD in kinds

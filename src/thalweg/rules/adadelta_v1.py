@@ -8,11 +8,7 @@ from thalweg.rules.adadelta import ADADELTA
 ADADELTA_V1 = replace(
     ADADELTA,
     name="AdadeltaV1",
-    hypers=(
-        Hyper("learning_rate", 0.001, "step size"),
-        Hyper("rho", 0.95, "share of the running averages that is kept"),
-        Hyper("epsilon", 1e-8, "added inside the roots"),
-    ),
+    hypers=(*ADADELTA.hypers[:-1], Hyper("epsilon", 1e-8, "added inside the roots")),
     slots=(Slot("accum", positive=True), Slot("accum_update", positive=True)),
     source="Zeiler 2012; tf.train.AdadeltaOptimizer; kernel ApplyAdadelta",
 )

@@ -4,7 +4,8 @@ The variable is computed anew from sums of gradients. Therefore the first step l
 initial value. `t` is the number of the step, from 1. TensorFlow's callers count a global step.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide
+from thalweg.formula import Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide
+from thalweg.rules.proximal_gradient_descent import PROXIMAL_GRADIENT_DESCENT
 
 
 def update(var, grad, total, squares, *, learning_rate, l1, l2, t):
@@ -46,11 +47,7 @@ ADAGRAD_DA = Rule(
     update=update,
     update_sparse=update_sparse,
     update_single=update_single,
-    hypers=(
-        Hyper("learning_rate", 0.01, "step size"),
-        Hyper("l1", 0.0, "pulls to exactly 0"),
-        Hyper("l2", 0.0, "pulls toward 0"),
-    ),
+    hypers=PROXIMAL_GRADIENT_DESCENT.hypers,
     slots=(
         Slot("gradient_accumulator", exact=True),
         Slot("gradient_squared_accumulator", 0.1, positive=True, exact=True),

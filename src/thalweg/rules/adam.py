@@ -33,23 +33,20 @@ def update_untouched(var, m, v, *, alpha_sparse, beta1, beta2, epsilon):
     return var - (alpha_sparse * m) / (sqrt(v) + epsilon), m, v
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.001, "step size"),
-    Hyper("beta1", 0.9, "share of the mean that is kept"),
-    Hyper("beta2", 0.999, "share of the mean square that is kept"),
-    Hyper("epsilon", 1e-7, "added to the root before bias correction; exact in its dtype"),
-)
-POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
-
 ADAM = Rule(
     name="Adam",
     update=update,
     update_sparse=update_sparse,
     update_untouched=update_untouched,
     prepare=prepare,
-    hypers=HYPERS,
+    hypers=(
+        Hyper("learning_rate", 0.001, "step size"),
+        Hyper("beta1", 0.9, "share of the mean that is kept"),
+        Hyper("beta2", 0.999, "share of the mean square that is kept"),
+        Hyper("epsilon", 1e-7, "added to the root before bias correction; exact in its dtype"),
+    ),
     slots=(Slot("m", momentum=1), Slot("v", positive=True)),
-    powers=POWERS,
+    powers={"beta1_power": "beta1", "beta2_power": "beta2"},
     source='Kingma & Ba 2015, "epsilon hat"; tf.keras.optimizers.Adam; kernel ApplyAdam',
     differs="torch.optim.Adam adds epsilon after bias correction; torch's sparse Adam is lazy.",
 )

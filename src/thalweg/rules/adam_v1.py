@@ -17,17 +17,11 @@ def prepare(*, learning_rate, beta1_power, beta2_power):
     return {"alpha": alpha, "alpha_sparse": alpha}
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.001, "step size"),
-    Hyper("beta1", 0.9, "share of the mean that is kept"),
-    Hyper("beta2", 0.999, "share of the mean square that is kept"),
-    Hyper("epsilon", 1e-8, "added to the root before bias correction"),
-)
-
+EPSILON = Hyper("epsilon", 1e-8, "added to the root before bias correction")
 ADAM_V1 = replace(
     ADAM,
     name="AdamV1",
     prepare=prepare,
-    hypers=HYPERS,
+    hypers=(*ADAM.hypers[:-1], EPSILON),
     source='Kingma & Ba 2015, "epsilon hat"; tf.train.AdamOptimizer; kernel ApplyAdam',
 )

@@ -6,7 +6,7 @@
 from dataclasses import replace
 
 from thalweg.formula import moved, sqrt
-from thalweg.rules.adam_v1 import ADAM_V1, HYPERS
+from thalweg.rules.adam_v1 import ADAM_V1
 from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 
 
@@ -31,7 +31,7 @@ ADAM_W = replace(
     name="AdamW",
     update=update,
     update_sparse=update_sparse,
-    hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
+    hypers=(*ADAM_V1.hypers, WEIGHT_DECAY_HYPER),
     source="Loshchilov & Hutter 2019; tf.contrib.opt.AdamWOptimizer; kernel ApplyAdam",
     differs=(
         "torch.optim.AdamW multiplies the decay by the learning rate and adds epsilon after bias"

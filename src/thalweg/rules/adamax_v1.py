@@ -11,11 +11,6 @@ from thalweg.rules.adamax import ADAMAX
 ADAMAX_V1 = replace(
     ADAMAX,
     name="AdamaxV1",
-    hypers=(
-        Hyper("learning_rate", 0.001, "step size"),
-        Hyper("beta1", 0.9, "share of the mean that is kept"),
-        Hyper("beta2", 0.999, "share of the largest gradient that is kept"),
-        Hyper("epsilon", 1e-8, "added to the divisor"),
-    ),
+    hypers=(*ADAMAX.hypers[:-1], Hyper("epsilon", 1e-8, "added to the divisor")),
     source="Kingma & Ba 2015, section 7.1; tf.contrib.opt.AdaMaxOptimizer; kernel ApplyAdaMax",
 )

@@ -1,7 +1,9 @@
 """AMSGrad: Adam with the largest mean square so far, TensorFlow's ApplyAdamWithAmsgrad kernel."""
 
-from thalweg.formula import Rule, Slot, maximum, moved, sqrt, where
-from thalweg.rules.adam import HYPERS, POWERS, prepare
+from dataclasses import replace
+
+from thalweg.formula import Slot, maximum, moved, sqrt, where
+from thalweg.rules.adam import ADAM
 
 
 def update(var, grad, m, v, vhat, *, alpha, beta1, beta2, epsilon):
@@ -28,15 +30,13 @@ def update_untouched(var, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon):
     return var - (alpha_sparse * m) / (sqrt(vhat) + epsilon), m, v, vhat
 
 
-AMSGRAD = Rule(
+AMSGRAD = replace(
+    ADAM,
     name="AMSGrad",
     update=update,
     update_sparse=update_sparse,
     update_untouched=update_untouched,
-    prepare=prepare,
-    hypers=HYPERS,
-    slots=(Slot("m", momentum=1), Slot("v", positive=True), Slot("vhat", positive=True)),
-    powers=POWERS,
+    slots=(*ADAM.slots, Slot("vhat", positive=True)),
     source="Reddi et al. 2018; tf.keras.optimizers.Adam(amsgrad=True); kernel ApplyAdamWithAmsgrad",
     differs="As Adam: torch.optim.Adam(amsgrad=True) adds epsilon after bias correction.",
 )

@@ -53,21 +53,19 @@ def update_single(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjus
     return clipped(linear, quadratic, l1), new, linear
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.001, "step size"),
-    Hyper("l1", 0.0, "pulls to exactly 0"),
-    Hyper("l2", 0.0, "pulls toward 0"),
-    Hyper("beta", 0.0, "adds beta / (2 learning_rate) to l2"),
-    Hyper("l2_shrinkage", 0.0, "weight decay in the gradient, not in the accumulator"),
-)
-
 FTRL = Rule(
     name="Ftrl",
     update=update,
     update_sparse=update_sparse,
     update_single=update_single,
     prepare=prepare,
-    hypers=HYPERS,
+    hypers=(
+        Hyper("learning_rate", 0.001, "step size"),
+        Hyper("l1", 0.0, "pulls to exactly 0"),
+        Hyper("l2", 0.0, "pulls toward 0"),
+        Hyper("beta", 0.0, "adds beta / (2 learning_rate) to l2"),
+        Hyper("l2_shrinkage", 0.0, "weight decay in the gradient, not in the accumulator"),
+    ),
     slots=(Slot("accumulator", 0.1, positive=True, exact=True), Slot("linear", exact=True)),
     source="McMahan et al. 2013; tf.keras.optimizers.Ftrl; kernels ApplyFtrl, ApplyFtrlV2",
     differs="Not in torch.optim.",

@@ -6,7 +6,7 @@ Rows of one element have a separate sparse formula, as in `rules/ftrl.py`.
 from dataclasses import replace
 
 from thalweg.formula import Hyper, power
-from thalweg.rules.ftrl import FTRL, HYPERS, clipped, shrink, thresholded
+from thalweg.rules.ftrl import FTRL, clipped, shrink, thresholded
 
 
 def update(
@@ -81,6 +81,9 @@ FTRL_POWER = replace(
     update=update,
     update_sparse=update_sparse,
     update_single=update_single,
-    hypers=(*HYPERS, Hyper("learning_rate_power", -0.5, "power of the accumulator, 0 or negative")),
+    hypers=(
+        *FTRL.hypers,
+        Hyper("learning_rate_power", -0.5, "power of the accumulator, 0 or negative"),
+    ),
     source="tf.keras.optimizers.Ftrl(learning_rate_power=...); kernels ApplyFtrl, ApplyFtrlV2",
 )

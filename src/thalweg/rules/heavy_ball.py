@@ -4,7 +4,10 @@ The learning rate stands outside of the velocity, as in torch.optim.SGD; in Kera
 it stands inside. The two part as soon as the learning rate changes.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, moved
+from dataclasses import replace
+
+from thalweg.formula import Rule, Slot, moved
+from thalweg.rules.momentum import MOMENTUM
 
 
 def update(var, grad, velocity, *, learning_rate, momentum):
@@ -25,27 +28,19 @@ def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
     return var - (grad * learning_rate + learning_rate * momentum * velocity), velocity
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.01, "step size"),
-    Hyper("momentum", 0.9, "share of the velocity that is kept"),
-)
-DIFFERS = "The formula of torch.optim.SGD with dampening 0, in another order of operations."
-
 HEAVY_BALL = Rule(
     name="HeavyBall",
     update=update,
-    hypers=HYPERS,
+    hypers=MOMENTUM.hypers,
     slots=(Slot("momentum", momentum=1),),
     source="Polyak 1964; tf.train.MomentumOptimizer; kernel ApplyMomentum",
-    differs=DIFFERS,
+    differs="The formula of torch.optim.SGD with dampening 0, in another order of operations.",
 )
 
-NESTEROV_BALL = Rule(
+NESTEROV_BALL = replace(
+    HEAVY_BALL,
     name="NesterovBall",
     update=update_nesterov,
     update_sparse=update_nesterov_sparse,
-    hypers=HYPERS,
-    slots=(Slot("momentum", momentum=1),),
     source="tf.train.MomentumOptimizer(use_nesterov=True); kernel ApplyMomentum",
-    differs=DIFFERS,
 )

@@ -7,6 +7,8 @@ The velocity of dense gradients contains the learning rate; the velocity of spar
 not. Therefore the gradients of a variable should all be dense, or all sparse.
 """
 
+from dataclasses import replace
+
 from thalweg.formula import (
     Hyper,
     Rule,
@@ -17,6 +19,7 @@ from thalweg.formula import (
     variable_squares,
     where,
 )
+from thalweg.rules.heavy_ball import update_nesterov_sparse
 
 
 def per_variable(*, variable_squares, gradient_squares, eeta, weight_decay, epsilon, adaptive):
@@ -54,42 +57,29 @@ def update_sparse(var, grad, velocity, *, learning_rate, momentum):
     return var - velocity * learning_rate, velocity
 
 
-def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
-    """Return the updated variable and slots of a touched row; with use_nesterov."""
-    velocity = velocity * momentum + grad
-    return var - (grad * learning_rate + learning_rate * momentum * velocity), velocity
-
-
-HYPERS = (
-    Hyper("learning_rate", 0.1, "step size"),
-    Hyper("momentum", 0.9, "share of the velocity that is kept"),
-    Hyper("weight_decay", 1e-4, "decay, as a part of the gradient"),
-    Hyper("eeta", 0.001, "largest part of the variable's norm that a step may have"),
-    Hyper("epsilon", 0.0, "added to the divisor of the ratio"),
-    Hyper("adaptive", 1.0, "0 leaves the variable's rate alone"),
-)
-MEASURES = {"variable_squares": variable_squares, "gradient_squares": gradient_squares}
-
 LARS = Rule(
     name="LARS",
     update=update,
     update_sparse=update_sparse,
-    hypers=HYPERS,
-    measures=MEASURES,
+    hypers=(
+        Hyper("learning_rate", 0.1, "step size"),
+        Hyper("momentum", 0.9, "share of the velocity that is kept"),
+        Hyper("weight_decay", 1e-4, "decay, as a part of the gradient"),
+        Hyper("eeta", 0.001, "largest part of the variable's norm that a step may have"),
+        Hyper("epsilon", 0.0, "added to the divisor of the ratio"),
+        Hyper("adaptive", 1.0, "0 leaves the variable's rate alone"),
+    ),
+    measures={"variable_squares": variable_squares, "gradient_squares": gradient_squares},
     per_variable=per_variable,
     slots=(Slot("momentum", momentum=1),),
     source="You et al. 2017; tf.contrib.opt.LARSOptimizer of TensorFlow 1.15; kernel ApplyMomentum",
     differs="Not in torch.optim.",
 )
 
-NESTEROV_LARS = Rule(
+NESTEROV_LARS = replace(
+    LARS,
     name="NesterovLARS",
     update=update_nesterov,
     update_sparse=update_nesterov_sparse,
-    hypers=HYPERS,
-    measures=MEASURES,
-    per_variable=per_variable,
-    slots=(Slot("momentum", momentum=1),),
     source="tf.contrib.opt.LARSOptimizer(use_nesterov=True) of TensorFlow 1.15",
-    differs="Not in torch.optim.",
 )

@@ -3,8 +3,10 @@
 `weight_decay` may differ by variable; 0 leaves a variable out.
 """
 
-from thalweg.formula import Rule, Slot, moved
-from thalweg.rules.heavy_ball import HYPERS
+from dataclasses import replace
+
+from thalweg.formula import moved
+from thalweg.rules.heavy_ball import HEAVY_BALL
 from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 
 
@@ -28,23 +30,19 @@ def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum, weig
     return decayed(var, weight_decay) - step, velocity
 
 
-DIFFERS = "torch.optim.SGD has no decoupled decay; its weight_decay is part of the gradient."
-
-MOMENTUM_W = Rule(
+MOMENTUM_W = replace(
+    HEAVY_BALL,
     name="MomentumW",
     update=update,
-    hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
-    slots=(Slot("momentum", momentum=1),),
+    hypers=(*HEAVY_BALL.hypers, WEIGHT_DECAY_HYPER),
     source="Loshchilov & Hutter 2019 (SGDW); tf.contrib.opt.MomentumWOptimizer",
-    differs=DIFFERS,
+    differs="torch.optim.SGD has no decoupled decay; its weight_decay is part of the gradient.",
 )
 
-NESTEROV_W = Rule(
+NESTEROV_W = replace(
+    MOMENTUM_W,
     name="NesterovW",
     update=update_nesterov,
     update_sparse=update_nesterov_sparse,
-    hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
-    slots=(Slot("momentum", momentum=1),),
     source="tf.contrib.opt.MomentumWOptimizer(use_nesterov=True)",
-    differs=DIFFERS,
 )

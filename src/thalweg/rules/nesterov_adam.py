@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from thalweg.formula import moved, sqrt
 from thalweg.rules.adam_v1 import ADAM_V1
+from thalweg.rules.nadam import update_untouched
 
 
 def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
@@ -23,11 +24,6 @@ def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
     m = m * beta1 + new
     v = v * beta2 + (grad * grad) * (1 - beta2)
     return var - (alpha * (new + beta1 * m)) / (sqrt(v) + epsilon), m, v
-
-
-def update_untouched(var, m, v, *, beta1, beta2):
-    """Return the unchanged variable and decayed averages of untouched rows."""
-    return var, m * beta1, v * beta2
 
 
 NESTEROV_ADAM = replace(

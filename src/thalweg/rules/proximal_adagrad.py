@@ -1,7 +1,7 @@
 """Adagrad and a proximal step: TensorFlow's ApplyProximalAdagrad kernel."""
 
-from thalweg.formula import Hyper, Rule, Slot, narrow, sqrt, where, wide
-from thalweg.rules.proximal_gradient_descent import shrunk
+from thalweg.formula import Rule, Slot, narrow, sqrt, where, wide
+from thalweg.rules.proximal_gradient_descent import PROXIMAL_GRADIENT_DESCENT, shrunk
 
 
 def update(var, grad, accumulator, *, learning_rate, l1, l2):
@@ -26,11 +26,7 @@ PROXIMAL_ADAGRAD = Rule(
     name="ProximalAdagrad",
     update=update,
     update_single=update_single,
-    hypers=(
-        Hyper("learning_rate", 0.01, "step size"),
-        Hyper("l1", 0.0, "pulls to exactly 0"),
-        Hyper("l2", 0.0, "pulls toward 0"),
-    ),
+    hypers=PROXIMAL_GRADIENT_DESCENT.hypers,
     slots=(Slot("accumulator", 0.1, positive=True, exact=True),),
     source="Duchi & Singer 2009; tf.train.ProximalAdagradOptimizer; kernel ApplyProximalAdagrad",
     differs="Not in torch.optim.",

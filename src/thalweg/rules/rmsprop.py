@@ -1,5 +1,7 @@
 """RMSprop without momentum, as in the Python code of Keras: epsilon is added outside the root."""
 
+from dataclasses import replace
+
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
@@ -26,28 +28,26 @@ def update_centered_untouched(var, rms, mg, *, rho):
     return var, rms * rho, mg * rho
 
 
-HYPERS = (
-    Hyper("learning_rate", 0.001, "step size"),
-    Hyper("rho", 0.9, "share of the running averages that is kept"),
-    Hyper("epsilon", 1e-7, "added to the root; exact in the variable's dtype"),
-)
-
 RMSPROP = Rule(
     name="RMSprop",
     update=update,
     update_untouched=update_untouched,
-    hypers=HYPERS,
+    hypers=(
+        Hyper("learning_rate", 0.001, "step size"),
+        Hyper("rho", 0.9, "share of the running averages that is kept"),
+        Hyper("epsilon", 1e-7, "added to the root; exact in the variable's dtype"),
+    ),
     slots=(Slot("rms", positive=True),),
     source="tf.keras.optimizers.RMSprop",
     differs="torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
 )
 
-CENTERED_RMSPROP = Rule(
+CENTERED_RMSPROP = replace(
+    RMSPROP,
     name="CenteredRMSprop",
     update=update_centered,
     update_untouched=update_centered_untouched,
-    hypers=HYPERS,
-    slots=(Slot("rms", positive=True), Slot("mg", momentum=1)),
+    slots=(*RMSPROP.slots, Slot("mg", momentum=1)),
     source="tf.keras.optimizers.RMSprop(centered=True)",
     differs="As RMSprop: torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
 )

@@ -1,6 +1,9 @@
 """RMSprop with momentum: TensorFlow's Apply(Centered)RMSProp kernels, epsilon inside the root."""
 
+from dataclasses import replace
+
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
+from thalweg.rules.rmsprop import RMSPROP
 
 
 def update(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
@@ -34,12 +37,10 @@ def update_centered_sparse(var, grad, rms, mom, mg, *, learning_rate, rho, momen
 
 
 HYPERS = (
-    Hyper("learning_rate", 0.001, "step size"),
-    Hyper("rho", 0.9, "share of the running averages that is kept"),
+    *RMSPROP.hypers[:-1],
     Hyper("momentum", 0.0, "share of the velocity that is kept"),
     Hyper("epsilon", 1e-7, "added inside the root; exact in the variable's dtype"),
 )
-DIFFERS = "torch.optim.RMSprop adds epsilon outside the root and keeps lr out of the momentum."
 
 MOMENTUM_RMSPROP = Rule(
     name="MomentumRMSprop",
@@ -47,16 +48,15 @@ MOMENTUM_RMSPROP = Rule(
     update_sparse=update_sparse,
     hypers=HYPERS,
     slots=(Slot("rms", positive=True), Slot("momentum")),
-    differs=DIFFERS,
+    differs="torch.optim.RMSprop adds epsilon outside the root and keeps lr out of the momentum.",
     source="tf.keras.optimizers.RMSprop(momentum=...); kernel ApplyRMSProp",
 )
 
-CENTERED_MOMENTUM_RMSPROP = Rule(
+CENTERED_MOMENTUM_RMSPROP = replace(
+    MOMENTUM_RMSPROP,
     name="CenteredMomentumRMSprop",
     update=update_centered,
     update_sparse=update_centered_sparse,
-    hypers=HYPERS,
-    slots=(Slot("rms", positive=True), Slot("momentum"), Slot("mg", momentum=1)),
-    differs=DIFFERS,
+    slots=(*MOMENTUM_RMSPROP.slots, Slot("mg", momentum=1)),
     source="tf.keras.optimizers.RMSprop(momentum=..., centered=True); kernel ApplyCenteredRMSProp",
 )

@@ -8,12 +8,7 @@ from dataclasses import replace
 from thalweg.formula import Hyper, Slot
 from thalweg.rules.rmsprop_momentum import CENTERED_MOMENTUM_RMSPROP, MOMENTUM_RMSPROP
 
-HYPERS = (
-    Hyper("learning_rate", 0.001, "step size"),
-    Hyper("rho", 0.9, "share of the running averages that is kept"),
-    Hyper("momentum", 0.0, "share of the velocity that is kept"),
-    Hyper("epsilon", 1e-10, "added inside the root"),
-)
+HYPERS = (*MOMENTUM_RMSPROP.hypers[:-1], Hyper("epsilon", 1e-10, "added inside the root"))
 DIFFERS = (
     "torch.optim.RMSprop starts the average at 0, adds epsilon outside the root and keeps lr out"
     " of the momentum."

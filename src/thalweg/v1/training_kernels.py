@@ -47,7 +47,7 @@ class Kernel:
         inputs: The names of the arguments in TensorFlow's order, separated by spaces: the variable
             first, then slots, scalars and the gradient.
         slots: The names of the slots, in the order of the rule.
-        choose: `choose(arguments)` returns the rule.
+        rule: The rule, or a function: `rule(arguments)` returns the rule.
         options: {further argument: default}.
         constants: {scalar of the rule: value} for scalars that are not arguments.
         rule_names: {argument: scalar of the rule} if the names differ for this kernel only.
@@ -57,12 +57,16 @@ class Kernel:
 
     inputs: str
     slots: str
-    choose: Callable[[Arguments], Rule]
+    rule: Rule | Callable[[Arguments], Rule]
     options: Arguments = field(default_factory=dict)
     constants: dict[str, float] = field(default_factory=dict)
     rule_names: dict[str, str] = field(default_factory=dict)
     check: Callable[[Arguments, bool], None] = lambda arguments, sparse: None
     prefixes: tuple[str, ...] = (*DENSE, "sparse_apply", "resource_sparse_apply")
+
+    def choose(self, arguments: Arguments) -> Rule:
+        """Return the rule for the arguments of a call."""
+        return self.rule if isinstance(self.rule, Rule) else self.rule(arguments)
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a new public function with TensorFlow's signature, which updates a variable.

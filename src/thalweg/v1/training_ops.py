@@ -74,11 +74,7 @@ _LINEAR = {"multiply_linear_by_lr": False}
 
 _KERNELS = {
     "gradient_descent": Kernel(
-        "var alpha delta",
-        "",
-        lambda given: SGD,
-        rule_names={"alpha": "learning_rate"},
-        prefixes=DENSE,
+        "var alpha delta", "", SGD, rule_names={"alpha": "learning_rate"}, prefixes=DENSE
     ),
     "momentum": Kernel(
         "var accum lr grad momentum",
@@ -108,12 +104,10 @@ _KERNELS = {
     "adagrad_da": Kernel(
         "var gradient_accumulator gradient_squared_accumulator grad lr l1 l2 global_step",
         "gradient_accumulator gradient_squared_accumulator",
-        lambda given: ADAGRAD_DA,
+        ADAGRAD_DA,
     ),
     "adadelta": Kernel(
-        "var accum accum_update lr rho epsilon grad",
-        "accum accum_update",
-        lambda given: ADADELTA_V1,
+        "var accum accum_update lr rho epsilon grad", "accum accum_update", ADADELTA_V1
     ),
     "adam": Kernel(
         "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad",
@@ -125,14 +119,11 @@ _KERNELS = {
     "adam_with_amsgrad": Kernel(
         "var m v vhat beta1_power beta2_power lr beta1 beta2 epsilon grad",
         "m v vhat",
-        lambda given: AMSGRAD,
+        AMSGRAD,
         prefixes=("resource_apply",),
     ),
     "ada_max": Kernel(
-        "var m v beta1_power lr beta1 beta2 epsilon grad",
-        "m v",
-        lambda given: ADAMAX_V1,
-        prefixes=DENSE,
+        "var m v beta1_power lr beta1 beta2 epsilon grad", "m v", ADAMAX_V1, prefixes=DENSE
     ),
     "ftrl": Kernel(
         "var accum linear grad lr l1 l2 lr_power",
@@ -150,28 +141,22 @@ _KERNELS = {
         {"beta": 0.0},
         check=_check_ftrl,
     ),
-    "rms_prop": Kernel(
-        "var ms mom lr rho momentum epsilon grad", "ms mom", lambda given: RMSPROP_V1
-    ),
+    "rms_prop": Kernel("var ms mom lr rho momentum epsilon grad", "ms mom", RMSPROP_V1),
     # Slots are in the order of the rule, not of the arguments.
     "centered_rms_prop": Kernel(
-        "var mg ms mom lr rho momentum epsilon grad", "ms mom mg", lambda given: CENTERED_RMSPROP_V1
+        "var mg ms mom lr rho momentum epsilon grad", "ms mom mg", CENTERED_RMSPROP_V1
     ),
     "proximal_adagrad": Kernel(
-        "var accum lr l1 l2 grad", "accum", lambda given: PROXIMAL_ADAGRAD, check=_check_proximal
+        "var accum lr l1 l2 grad", "accum", PROXIMAL_ADAGRAD, check=_check_proximal
     ),
     "proximal_gradient_descent": Kernel(
         "var alpha l1 l2 delta",
         "",
-        lambda given: PROXIMAL_GRADIENT_DESCENT,
+        PROXIMAL_GRADIENT_DESCENT,
         rule_names={"alpha": "learning_rate"},
     ),
-    "add_sign": Kernel(
-        "var m lr alpha sign_decay beta grad", "m", lambda given: ADD_SIGN, prefixes=DENSE
-    ),
-    "power_sign": Kernel(
-        "var m lr logbase sign_decay beta grad", "m", lambda given: POWER_SIGN, prefixes=DENSE
-    ),
+    "add_sign": Kernel("var m lr alpha sign_decay beta grad", "m", ADD_SIGN, prefixes=DENSE),
+    "power_sign": Kernel("var m lr logbase sign_decay beta grad", "m", POWER_SIGN, prefixes=DENSE),
 }
 _FUNCTIONS = {
     name: kernel.function(name)

@@ -29,7 +29,6 @@ class Adadelta(BuiltIn):
     Reference: tf.keras.optimizers.Adadelta (OptimizerV2); https://arxiv.org/abs/1212.5701
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho")
     CONFIG_FIELDS = {"epsilon": "epsilon"}
     MAY_LACK_ITERATIONS = True
@@ -42,9 +41,7 @@ class Adadelta(BuiltIn):
         name: str | None = "Adadelta",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("rho", rho)
+        super().__init__(name, kwargs, learning_rate, rho=rho)
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADADELTA
 

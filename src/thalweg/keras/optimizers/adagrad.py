@@ -35,7 +35,6 @@ class Adagrad(BuiltIn):
     Reference: tf.keras.optimizers.Adagrad (OptimizerV2); https://jmlr.org/papers/v12/duchi11a.html
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate",)
     CONFIG_FIELDS = {
         "initial_accumulator_value": "_initial_accumulator_value",
@@ -54,8 +53,7 @@ class Adagrad(BuiltIn):
         start = as_number("initial_accumulator_value", initial_accumulator_value)
         if start < 0.0:
             raise ValueError(f"initial_accumulator_value must be non-negative: {start}")
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
+        super().__init__(name, kwargs, learning_rate)
         self._initial_accumulator_value = start
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAGRAD

@@ -45,7 +45,6 @@ class Adam(BuiltIn):
     Reference: tf.keras.optimizers.Adam (OptimizerV2); https://arxiv.org/abs/1412.6980
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
     CONFIG_FIELDS = {"epsilon": "epsilon", "amsgrad": "amsgrad"}
 
@@ -59,10 +58,7 @@ class Adam(BuiltIn):
         name: str | None = "Adam",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("beta_1", beta_1)
-        self._set_hyper("beta_2", beta_2)
+        super().__init__(name, kwargs, learning_rate, beta_1=beta_1, beta_2=beta_2)
         self.epsilon = as_epsilon(epsilon)
         self.amsgrad = amsgrad
 

@@ -32,7 +32,6 @@ class Adamax(BuiltIn):
     Reference: tf.keras.optimizers.Adamax (OptimizerV2); https://arxiv.org/abs/1412.6980
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "beta_1", "beta_2")
     CONFIG_FIELDS = {"epsilon": "epsilon"}
 
@@ -45,10 +44,7 @@ class Adamax(BuiltIn):
         name: str | None = "Adamax",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("beta_1", beta_1)
-        self._set_hyper("beta_2", beta_2)
+        super().__init__(name, kwargs, learning_rate, beta_1=beta_1, beta_2=beta_2)
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAMAX
 

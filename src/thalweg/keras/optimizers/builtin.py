@@ -34,22 +34,30 @@ class BuiltIn(RuleOptimizer):
         MAY_LACK_ITERATIONS: True if old checkpoints have weights without `iterations`.
     """
 
-    EXACT: dict[str, str] = {}
+    EXACT: dict[str, str] = {"epsilon": "epsilon"}
     CONFIG_HYPERS: tuple[str, ...] = ()
     CONFIG_FIELDS: dict[str, str] = {}
     MAY_LACK_ITERATIONS: bool = False
     epsilon: float
     NAMES = {"beta1": "beta_1", "beta2": "beta_2"}
 
-    def __init__(self, name: str | None, **kwargs: Any) -> None:
-        Optimizer.__init__(self, name, **kwargs)
-        self._set_hyper("decay", self._initial_decay)
+    def __init__(
+        self, name: str | None, kwargs: dict[str, Any], learning_rate: object, **hypers: object
+    ) -> None:
+        """Check `kwargs`, the arguments of `Optimizer`, and set the hyperparameters in order.
 
-    def _set_learning_rate(self, learning_rate: object, kwargs: dict[str, object]) -> None:
-        """Set the learning rate; `lr` in `kwargs` has precedence."""
+        Args:
+            name: The optimizer's name.
+            kwargs: Further arguments of `Optimizer`; `lr` has precedence over `learning_rate`.
+            learning_rate: The learning rate.
+            **hypers: The other hyperparameters.
+        """
+        Optimizer.__init__(self, name, **kwargs)
         # `learning_rate` is checked even where `lr` replaces it.
-        checked_rate = check_value("learning_rate", learning_rate)
-        self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
+        rate = kwargs.get("lr", check_value("learning_rate", learning_rate))
+        hypers = {"decay": self._initial_decay, "learning_rate": rate, **hypers}
+        for hyper, value in hypers.items():
+            self._set_hyper(hyper, value)
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
         """Return {hyperparameter of the rule: scalar of the NumPy type `dtype`} for this step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -128,7 +128,12 @@ class Differentiation:
             gradients = [grad for grad, _ in graph_mode().gradients(loss, variables, None)]
         else:
             gradients = gradients_of(loss, variables)
-        _check_all(zip(gradients, variables, strict=True))
+        for grad, name in zip(gradients, titles_of(variables), strict=True):
+            if grad is None:
+                raise ValueError(
+                    f"Variable {name} has `None` for gradient. Please make sure that all of your"
+                    " ops have a gradient defined (i.e. are differentiable)."
+                )
         return gradients
 
     @untraced
@@ -145,14 +150,3 @@ def _check_sources(sources: Sequence[object]) -> None:
     """Raise TypeError for a source that is neither a variable nor a tensor."""
     # Plain tensors have gradients, too, as in TensorFlow; only a step needs variables.
     check_variables([x for x in sources if is_variable(x) or not isinstance(x, Tensor)])
-
-
-def _check_all(pairs: Iterable[tuple[object, object]]) -> None:
-    """Raise ValueError for a pair without a gradient."""
-    gradients, variables = zip(*pairs, strict=True)
-    for grad, name in zip(gradients, titles_of(variables), strict=True):
-        if grad is None:
-            raise ValueError(
-                f"Variable {name} has `None` for gradient. Please make sure that all of your ops"
-                " have a gradient defined (i.e. are differentiable)."
-            )

@@ -49,6 +49,7 @@ class Ftrl(BuiltIn):
     Reference: tf.keras.optimizers.Ftrl (OptimizerV2); McMahan et al. 2013
     """
 
+    EXACT = {}
     NAMES = {"l1": "l1_regularization_strength", "l2": "l2_regularization_strength"}
     CONFIG_HYPERS = (
         "learning_rate", "learning_rate_power", "l1_regularization_strength",
@@ -71,7 +72,6 @@ class Ftrl(BuiltIn):
         beta: float = 0.0,
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
@@ -85,15 +85,17 @@ class Ftrl(BuiltIn):
         for key, value in values.items():
             if value < 0.0:
                 raise ValueError(f"{key} {value:f} needs to be positive or zero")
-        self._initial_accumulator_value = values.pop("initial_accumulator_value")
-        self._l2_shrinkage_regularization_strength = values.pop(
-            "l2_shrinkage_regularization_strength"
+        super().__init__(
+            name,
+            kwargs,
+            learning_rate,
+            learning_rate_power=learning_rate_power,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+            beta=beta,
         )
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("learning_rate_power", learning_rate_power)
-        self._set_hyper("l1_regularization_strength", l1_regularization_strength)
-        self._set_hyper("l2_regularization_strength", l2_regularization_strength)
-        self._set_hyper("beta", beta)
+        self._initial_accumulator_value = values["initial_accumulator_value"]
+        self._l2_shrinkage_regularization_strength = values["l2_shrinkage_regularization_strength"]
 
     def _choose_rule(self) -> Rule:
         """Return the rule of this step: with a root, or with a power."""

@@ -71,10 +71,7 @@ class Nadam(BuiltIn):
             )
         # TensorFlow's Nadam, too, stores `schedule_decay` as the hyperparameter `decay`.
         kwargs["decay"] = as_option("schedule_decay", kwargs.pop("schedule_decay", 0.004))
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("beta_1", beta_1)
-        self._set_hyper("beta_2", beta_2)
+        super().__init__(name, kwargs, learning_rate, beta_1=beta_1, beta_2=beta_2)
         self.epsilon = as_epsilon(epsilon)
         self.rule = NADAM
         self._cache: Any = None
@@ -101,7 +98,7 @@ class Nadam(BuiltIn):
     def _create_slots(self, var_list: list[Tensor]) -> None:
         """Create the slots and the product of momenta."""
         if self._cache is None:
-            self._make_cache(var_list[0].dtype.to_real())
+            self._make_extra("momentum_cache", var_list[0].dtype.to_real())
         super()._create_slots(var_list)
 
     def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
@@ -123,13 +120,9 @@ class Nadam(BuiltIn):
         return {**super()._own_children(), **self._extra_weights()}
 
     def _make_extra(self, name: str, weight_dtype: torch.dtype) -> None:
-        """Create the product of momenta."""
-        self._make_cache(weight_dtype)
-
-    def _make_cache(self, weight_dtype: torch.dtype) -> None:
         """Create the product of momenta and add it to `weights`."""
         initial = torch.ones((), dtype=weight_dtype, device="cpu")
-        self._cache = self._make_tracked_variable(initial, "momentum_cache")
+        self._cache = self._make_tracked_variable(initial, name)
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:

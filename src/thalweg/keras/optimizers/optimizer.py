@@ -250,7 +250,8 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         if not pairs:
             return self._apply_nothing()
         hooks = self._make_hooks(aggregates)
-        if self._slots.parts is None and not (is_imported() and _has_dtensors(pairs)):
+        has_dtensors = is_imported() and any(is_on_mesh(var) for _, var in as_pairs(pairs))
+        if self._slots.parts is None and not has_dtensors:
             return self._end_step(self._take_step(hooks, pairs), pairs, name, aggregates)
         fingerprint = _import_distributed_step().fingerprint_of(self)
         pairs, hooks.sharing = distribute.share_summed_step(
@@ -496,11 +497,6 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 config["learning_rate"], custom_objects=custom_objects
             )
         return cls(**config)
-
-
-def _has_dtensors(pairs: object) -> bool:
-    """Return True if a variable of the pairs is a DTensor."""
-    return any(is_on_mesh(var) for _, var in as_pairs(pairs))
 
 
 _deduplicate_indexed_slices = deduplicated

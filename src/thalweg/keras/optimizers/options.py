@@ -55,6 +55,18 @@ def _check_transformers(functions: object) -> list[Transformer]:
     return transformers
 
 
+def _clipping_property(key: str, doc: str) -> property:
+    """Return a property that reads and sets the clipping option `key` of a `KerasOptions`."""
+
+    def read(self: KerasOptions) -> float | None:
+        return getattr(self._clipping, key)
+
+    def write(self: KerasOptions, value: float | None) -> None:
+        self._set_clipping(**{key: value})
+
+    return property(read, write, doc=f"`float` or `None`. {doc}")
+
+
 class KerasOptions:
     """Mixin of `Optimizer` that stores clipping, aggregator and transformers."""
 
@@ -83,32 +95,13 @@ class KerasOptions:
         """Return {option: value or None} of clipping."""
         return {key: getattr(self._clipping, key) for key in CLIPPING}
 
-    @property
-    def clipvalue(self) -> float | None:
-        """`float` or `None`. Elements of gradients are clipped to [-clipvalue, clipvalue]."""
-        return self._clipping.clipvalue
-
-    @clipvalue.setter
-    def clipvalue(self, value: float | None) -> None:
-        self._set_clipping(clipvalue=value)
-
-    @property
-    def clipnorm(self) -> float | None:
-        """`float` or `None`. Each gradient is scaled to a norm of at most this."""
-        return self._clipping.clipnorm
-
-    @clipnorm.setter
-    def clipnorm(self, value: float | None) -> None:
-        self._set_clipping(clipnorm=value)
-
-    @property
-    def global_clipnorm(self) -> float | None:
-        """`float` or `None`. All gradients are scaled to a common norm of at most this."""
-        return self._clipping.global_clipnorm
-
-    @global_clipnorm.setter
-    def global_clipnorm(self, value: float | None) -> None:
-        self._set_clipping(global_clipnorm=value)
+    clipvalue = _clipping_property(
+        "clipvalue", "Elements of gradients are clipped to [-clipvalue, clipvalue]."
+    )
+    clipnorm = _clipping_property("clipnorm", "Each gradient is scaled to a norm of at most this.")
+    global_clipnorm = _clipping_property(
+        "global_clipnorm", "All gradients are scaled to a common norm of at most this."
+    )
 
     @property
     def gradient_aggregator(self) -> Transformer | None:

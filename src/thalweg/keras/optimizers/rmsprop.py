@@ -42,7 +42,6 @@ class RMSprop(BuiltIn):
     Reference: tf.keras.optimizers.RMSprop (OptimizerV2)
     """
 
-    EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho", "momentum")
     CONFIG_FIELDS = {"epsilon": "epsilon", "centered": "centered"}
     MAY_LACK_ITERATIONS = True
@@ -57,10 +56,7 @@ class RMSprop(BuiltIn):
         name: str | None = "RMSprop",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("rho", rho)
-        self._set_hyper("momentum", momentum)
+        super().__init__(name, kwargs, learning_rate, rho=rho, momentum=momentum)
         check_fraction("momentum", momentum)
         self._momentum = is_on(momentum)
         self.epsilon = as_epsilon(epsilon)

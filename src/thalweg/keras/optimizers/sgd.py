@@ -43,6 +43,7 @@ class SGD(BuiltIn):
     Reference: tf.keras.optimizers.SGD (OptimizerV2)
     """
 
+    EXACT = {}
     CONFIG_HYPERS = ("learning_rate", "momentum")
     CONFIG_FIELDS = {"nesterov": "nesterov"}
 
@@ -54,9 +55,7 @@ class SGD(BuiltIn):
         name: str | None = "SGD",
         **kwargs: object,
     ) -> None:
-        super().__init__(name, **kwargs)
-        self._set_learning_rate(learning_rate, kwargs)
-        self._set_hyper("momentum", momentum)
+        super().__init__(name, kwargs, learning_rate, momentum=momentum)
         check_fraction("momentum", momentum)
         self._momentum = is_on(momentum)
         self.nesterov = nesterov

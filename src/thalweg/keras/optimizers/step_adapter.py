@@ -57,9 +57,8 @@ class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
     def __init__(
         self, coefficients: dict[tuple[object, torch.dtype], dict[str, object]] | None = None
     ) -> None:
-        super().__init__()
-        if coefficients:
-            self.update({_with_device_name(key): value for key, value in coefficients.items()})
+        items = (coefficients or {}).items()
+        super().__init__({_with_device_name(key): value for key, value in items})
 
     def __getitem__(self, key: tuple[object, torch.dtype]) -> dict[str, Any]:
         return super().__getitem__(_with_device_name(key))

@@ -384,17 +384,6 @@ class Weights(TrackableSlots):
         pairs = zip(entries, listed_weights, strict=True)
         return [entry or Entry(name_of(weight), weight) for entry, weight in pairs]
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, object]:
-        """Return `iter`, hyperparameter variables and other tracked objects, by name."""
-        return {**self._own_children(), **super()._trackable_children(save_type, **kwargs)}
-
-    def _lookup_dependency(self, name: str) -> object:
-        """Return the child of this name, or None."""
-        child = super()._lookup_dependency(name)
-        return self._own_children().get(name) if child is None else child
-
     def _own_children(self) -> dict[str, object]:
         """Return the variables other than slots, by their names in checkpoints."""
         return {} if self._iterations is None else {"iter": self._iterations}

@@ -39,14 +39,9 @@ class BackoffScaler(LossScaler):
         "step_window": 2000,
     }
 
-    def __init__(
-        self, params: Mapping[str, object] | None = None, as_shipped: bool = False
-    ) -> None:
-        super().__init__(params, as_shipped)
+    def _initial(self) -> State:
         if not self._params["step_window"]:
             raise InvalidArgumentError("step_window has to be another number than 0.")
-
-    def _initial(self) -> State:
         return {
             "scale": np.float32(self._params["scale_max"]),
             "iteration": np.int64(0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,9 @@ from thalweg.openseq2seq.optimizers.gradients import (
     map_gradients,
     map_pairs,
     refuse_none,
-    title,
     transform_present,
 )
+from thalweg.variable import name_of
 
 _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
@@ -76,15 +76,15 @@ def _global_norm_with_cast(
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     pairs = list(grads_and_vars)
-    refuse_none((grad for grad, _ in pairs), (var for _, var in pairs), "its norm is asked for")
+    refuse_none(pairs, "its norm is asked for")
     return norm_of([grad for grad, _ in pairs], as_shipped)
 
 
-def refuse_scalars(variables: Sequence[Any]) -> None:
+def refuse_scalars(variables: Iterable[Any]) -> None:
     """Raise InvalidArgumentError about the first variable of shape (), as OpenSeq2Seq does."""
     for var in variables:
         if var.shape is not UNKNOWN and tuple(var.shape) == ():
-            raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
+            raise InvalidArgumentError(f"{_SHAPED} '{name_of(var)}' of shape ().")
 
 
 def check_limit(name: str, limit: object) -> None:
@@ -179,13 +179,11 @@ def _clip_gradients_by_norm(
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     grads_and_vars = check_given(grads_and_vars)
-    gradients = [grad for grad, _ in grads_and_vars]
-    variables = [var for _, var in grads_and_vars]
     if not as_shipped:
         check_limit("clip_gradients", clip_gradients)
-    refuse_none(gradients, variables, "clipping needs its norm")
+    refuse_none(grads_and_vars, "clipping needs its norm")
     if as_shipped:
-        refuse_scalars(variables)
+        refuse_scalars(var for _, var in grads_and_vars)
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
         transforms = GradientTransforms(

@@ -293,7 +293,7 @@ class StepPipeline:
     def _check_gradients(self, backward: BackwardResult) -> None:
         post = self.treatment.post
         if post.as_shipped or NoneType in set(map(type, backward.gradients)):
-            post.check(backward.gradients, backward.targets)
+            post.check(backward.pairs)
             check_any(backward.pairs)
 
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:

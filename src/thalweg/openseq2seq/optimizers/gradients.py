@@ -14,7 +14,7 @@ from thalweg._core.gradient_stats import transform_gradients
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import concrete as concrete
 from thalweg._engines import current
-from thalweg._graph import is_symbolic, made_of_gradients
+from thalweg._graph import made_of_gradients
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient as Gradient
 from thalweg.indexed_slices import values_of
@@ -77,17 +77,12 @@ def transform_present(
     return new_gradients, decision
 
 
-def title(var: Any) -> str:
-    """Return the name of a variable, of a graph or not."""
-    return var.name if is_symbolic(var) else name_of(var)
-
-
-def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason: str) -> None:
-    """Raise InvalidArgumentError about the first variable without gradient, with a reason."""
-    for grad, var in zip(gradients, variables, strict=True):
+def refuse_none(pairs: Iterable[tuple[object, Any]], reason: str) -> None:
+    """Raise InvalidArgumentError about the first pair without gradient, with a reason."""
+    for grad, var in pairs:
         if grad is None:
             raise InvalidArgumentError(
-                f"'{title(var)}' has no gradient, but {reason}. Leave it out of var_list."
+                f"'{name_of(var)}' has no gradient, but {reason}. Leave it out of var_list."
             )
 
 

@@ -189,8 +189,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """
         pairs = list(pairs)
         variables = [var for _, var in pairs]
-        missing = [var for grad, var in pairs if grad is None and var.dtype in REDUCED]
-        refuse_none([None] * len(missing), missing, "its master needs one")
+        refuse_none((pair for pair in pairs if pair[1].dtype in REDUCED), "its master needs one")
         with self._opt._locked():
             targets = self._masters.of_all(variables)
         penalties: list[object] = [None] * len(targets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 from thalweg._base.scalars import as_scalar
 from thalweg._core.step_adapter import Dtype
@@ -11,6 +10,7 @@ from thalweg.formula import Rule
 from thalweg.rules import NOVOGRAD
 from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
+from thalweg.v1.train.step_adapter import Values
 
 _AVERAGE = "grads_ema"
 
@@ -85,9 +85,7 @@ class NovoGrad(RuleOptimizer):
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         return [("momentum", 0.0, self._name), (_AVERAGE, 0.0, f"{self._name}/{_AVERAGE}")]
 
-    def _hyper_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, object]:
+    def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return {name of a rule's scalar: number of type `dtype`} from the hyperparameters."""
         # 1 - beta, which a Python float leaves in its own precision.
         scalars = super()._hyper_scalars(values, dtype, group)

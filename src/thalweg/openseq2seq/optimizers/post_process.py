@@ -100,14 +100,13 @@ class PostProcessing(NamedTuple):
             raise InvalidTypeError(
                 f"clip_gradients must be a number, not {show_value(clip_gradients)}."
             )
-        check_size("clip_gradients", clip_gradients)
-        if not as_shipped:
-            check_limit("clip_gradients", clip_gradients)
+        check = check_size if as_shipped else check_limit
+        check("clip_gradients", clip_gradients)
         larc = None if larc_params is None else larc_of(larc_params)
         return cls(clip_gradients, larc, summary_names, as_shipped)
 
-    def check(self, gradients: Sequence[object], variables: Sequence[object]) -> None:
-        """Raise for gradients that cannot be processed.
+    def check(self, pairs: Sequence[tuple[object, object]]) -> None:
+        """Raise for (gradient, variable) pairs with gradients that cannot be processed.
 
         Raises:
             InvalidArgumentError: A gradient is None although clipping, LARC or the summary of the
@@ -120,9 +119,9 @@ class PostProcessing(NamedTuple):
         }
         needing = [name for name, is_enabled in reasons.items() if is_enabled]
         if needing:
-            refuse_none(gradients, variables, f"{' and '.join(needing)} would need its norm")
+            refuse_none(pairs, f"{' and '.join(needing)} would need its norm")
         if self.as_shipped and self.clip_gradients is not None:
-            refuse_scalars(variables)
+            refuse_scalars(var for _, var in pairs)
 
     def process(
         self,
@@ -164,9 +163,6 @@ class PostProcessing(NamedTuple):
             **others,
         )
 
-    def _find_ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
-        return larc.ratios(sizes, lengths, rate, self.as_shipped)
-
     def _find_factors(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
@@ -180,7 +176,7 @@ class PostProcessing(NamedTuple):
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
-        return larc.factors(self._find_ratios(larc, rate, sizes, lengths), dtypes)
+        return larc.factors(larc.ratios(sizes, lengths, rate, self.as_shipped), dtypes)
 
     def _record_summaries(
         self,
@@ -232,7 +228,7 @@ class PostProcessing(NamedTuple):
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
         """Add the summaries of LARC to the journal, for each variable's tag."""
-        ratios = self._find_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
+        ratios = larc.ratios(stats.variable_norms, stats.clipped_norms, rate, self.as_shipped)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
@@ -295,9 +291,9 @@ def post_process_gradients(
     settings = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
     grads_and_vars = check_given(grads_and_vars)
     check_writer(summary_writer)
+    settings.check(grads_and_vars)
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
-    settings.check(gradients, variables)
 
     def process(gradients: Any, variables: Any, rate: object) -> list[Gradient]:
         if summary_writer is None:

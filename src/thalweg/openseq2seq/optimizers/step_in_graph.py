@@ -273,6 +273,6 @@ def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardR
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
     if treatment.reduces and treatment.all_reduce is None:
         pairs = fill_missing(pairs, current_strategy().ranks)
-    treatment.post.check([grad for grad, _ in pairs], backward.variables)
+    treatment.post.check(pairs)
     check_any(pairs)
     return backward.only([i for i, (grad, _) in enumerate(pairs) if grad is not None])

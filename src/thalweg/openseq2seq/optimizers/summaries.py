@@ -15,12 +15,11 @@ from thalweg._core.state import positioned
 from thalweg._core.vectors import is_host
 from thalweg._graph import GraphKeys, Output, get_default_graph, operation
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.openseq2seq.optimizers.gradients import title
 from thalweg.openseq2seq.optimizers.learning_rate import called
 from thalweg.v1 import summary
 from thalweg.v1.summary import values as summary_values
 from thalweg.v1.summary.protos import message
-from thalweg.variable import REDUCED
+from thalweg.variable import REDUCED, name_of
 
 
 class Journal:
@@ -207,9 +206,9 @@ class RunSummaries:
         _add_summary(summarize, [], "update")
 
 
-def tags_of(variables: Sequence[object]) -> list[str]:
+def tags_of(variables: Sequence[Any]) -> list[str]:
     """Return distinct tags of variables: names with "_" for ":", such as "w_0"."""
-    return positioned([title(var).replace(":", "_") for var in variables], "_")
+    return positioned([name_of(var).replace(":", "_") for var in variables], "_")
 
 
 def check_writer(writer: object) -> None:

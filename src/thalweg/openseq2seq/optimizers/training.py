@@ -209,21 +209,6 @@ def _check_iter_size(iter_size: int, skip: object, on_horovod: bool, as_shipped:
     return iter_size
 
 
-def _arguments(
-    optimizer: object,
-    params: Mapping[str, object] | None,
-    rate: object,
-    live: LiveRate | None,
-    as_shipped: bool,
-) -> Mapping[str, object]:
-    """Return `params`; for "AdamW", a copy with the weight decay times the learning rate."""
-    params = {} if params is None else params
-    if not isinstance(optimizer, str) or optimizer != "AdamW":
-        return params
-    product = live.times if live is not None else lambda decay: called(decay) * called(rate)
-    return scaled_decay(params, product, in_place=as_shipped)
-
-
 def _global_step(global_step: object, in_graph: bool) -> object:
     if global_step is not None:
         assert_global_step(global_step)
@@ -241,8 +226,16 @@ def _make_optimizer(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Optimizer | NovoGrad:
-    """Return a new optimizer with learning rate `rate`; raise for objects of other types."""
-    all_params: dict[str, Any] = {**_arguments(optimizer, params, rate, live, as_shipped)}
+    """Return a new optimizer with learning rate `rate`; raise for objects of other types.
+
+    The weight decay of "AdamW" is multiplied by the learning rate. With `as_shipped`, the product
+    replaces the decay in `params`, too.
+    """
+    params = {} if params is None else params
+    all_params: dict[str, Any] = dict(params)
+    if isinstance(optimizer, str) and optimizer == "AdamW":
+        product = live.times if live is not None else lambda decay: called(decay) * called(rate)
+        all_params = scaled_decay(params, product, in_place=as_shipped)
     cls = optimizer_class(optimizer)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):
         all_params.setdefault("as_shipped", True)

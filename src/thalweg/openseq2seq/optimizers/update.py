@@ -29,13 +29,14 @@ from thalweg._core.commit import (
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.validation import check_memories
-from thalweg._graph import GraphKeys, Output, SymbolicSlices
+from thalweg._graph import Output, SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradients import transform_present
 from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.update_hooks import apply_if
 from thalweg.variable import REDUCED
 
 
@@ -254,8 +255,6 @@ def record_update(
     slices = _find_sparse(backward, dense)
     outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
     run_process = partial(_run_process, process, targets, slices)
-    collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
-    old_ops = list(collection)
     with graph.as_one():
         has_step, *process_outputs = _graph.operation(
             run_process, inputs, "process_gradients", outputs=outputs
@@ -267,10 +266,7 @@ def record_update(
             gradients.append(SymbolicSlices.of(gradient) if is_sparse else gradient)
         name_argument = {} if name is None else {"name": name}
         args = optimizer, backward._replace(gradients=gradients), global_step, name_argument
-        apply = partial(_apply_recorded, *args)
-        end_op = apply() if always else _graph.cond(has_step, apply, _graph.no_op)
-    # Operations of a branch cannot be run alone.
-    collection[:] = old_ops
+        end_op = apply_if(always or has_step, partial(_apply_recorded, *args))
     return RecordedUpdate(end_op, has_step)
 
 

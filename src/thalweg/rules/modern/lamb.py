@@ -20,11 +20,7 @@ from thalweg.rules.modern.common import (
     measured_step,
     root_of,
 )
-
-
-def _step(var, mean, square, weight_decay, mean_correction, root_correction, epsilon):
-    step = mean / mean_correction / root_of(square, root_correction, epsilon)
-    return where(weight_decay != 0, step + weight_decay * var, step)
+from thalweg.rules.torch.common import decayed
 
 
 @like_update
@@ -36,7 +32,7 @@ def step_squares(
     mean = lerp(exp_avg, grad, mean_weight)
     square = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = measured_step(mean, square, mean_correction, root_correction, epsilon)
-    step = wide(where(weight_decay != 0, step + weight_decay * var, step))
+    step = wide(decayed(step, var, weight_decay))
     return step * step
 
 
@@ -55,8 +51,8 @@ def update(
     """Return the updated variable and slots."""
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
-    step = _step(var, exp_avg, exp_avg_sq, weight_decay, mean_correction, root_correction, epsilon)
-    return var - own_rate * step, exp_avg, exp_avg_sq
+    step = exp_avg / mean_correction / root_of(exp_avg_sq, root_correction, epsilon)
+    return var - own_rate * decayed(step, var, weight_decay), exp_avg, exp_avg_sq
 
 
 ALWAYS = Hyper("always_adapt", 0.0, "whether variables without decay have their length, too")

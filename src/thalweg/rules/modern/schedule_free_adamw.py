@@ -3,7 +3,7 @@
 from thalweg.formula import Rule, Slot, sqrt, where
 from thalweg.rules.modern.common import hypers, lerp, mean_square
 from thalweg.rules.modern.schedule_free import POWER, RATE_POWER, SLOTS, WARMUP, shares
-from thalweg.rules.torch.common import as_read
+from thalweg.rules.torch.common import as_read, decayed
 
 
 def prepare(
@@ -24,7 +24,7 @@ def update(
     z = where(steps_before == 0, var, z)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)
-    step = where(weight_decay != 0, step + weight_decay * var, step)
+    step = decayed(step, var, weight_decay)
     return lerp(var, z, share) + y_rate * step, z - z_rate * step, exp_avg_sq
 
 

@@ -3,6 +3,7 @@
 from thalweg.formula import Hyper, Rule, where
 from thalweg.rules.modern.common import hypers, lerp
 from thalweg.rules.modern.schedule_free import POWER, RATE_POWER, SLOTS, WARMUP, shares
+from thalweg.rules.torch.common import decayed
 
 
 def prepare(
@@ -15,7 +16,7 @@ def prepare(
 def update(var, grad, z, *, weight_decay, steps_before, share, y_rate, z_rate):
     """Return the new var and z. The first step begins with z = var."""
     z = where(steps_before == 0, var, z)
-    step = where(weight_decay != 0, grad + weight_decay * var, grad)
+    step = decayed(grad, var, weight_decay)
     return lerp(var, z, share) + y_rate * step, z - z_rate * step
 
 

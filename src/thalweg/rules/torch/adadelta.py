@@ -1,16 +1,7 @@
 """Adadelta of torch: epsilon is added inside of both roots."""
 
-from dataclasses import replace
-
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
-from thalweg.rules.torch.common import (
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    WEIGHT_DECAY,
-    decayed,
-    direction_of,
-)
+from thalweg.rules.torch.common import decayed, direction_of, make_hypers
 
 
 def prepare(*, learning_rate, rho, maximize):
@@ -47,12 +38,10 @@ TORCH_ADADELTA = Rule(
     name="TorchAdadelta",
     update=update,
     prepare=prepare,
-    hypers=(
-        replace(LEARNING_RATE, default=1.0),
+    hypers=make_hypers(
+        1.0,
         Hyper("rho", 0.9, "share of both means that is kept"),
-        replace(EPSILON, default=1e-6, doc="added inside of both roots; torch's eps"),
-        WEIGHT_DECAY,
-        MAXIMIZE,
+        Hyper("epsilon", 1e-6, "added inside of both roots; torch's eps"),
     ),
     slots=(Slot("square_avg", positive=True), Slot("acc_delta", positive=True)),
     source="Zeiler 2012; torch.optim.Adadelta",

@@ -3,14 +3,7 @@
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
-from thalweg.rules.torch.common import (
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    WEIGHT_DECAY,
-    decayed,
-    direction_of,
-)
+from thalweg.rules.torch.common import EPSILON, decayed, direction_of, make_hypers
 
 
 def prepare(*, learning_rate, lr_decay, maximize, t):
@@ -40,12 +33,10 @@ TORCH_ADAGRAD = Rule(
     update=update,
     update_sparse=update_sparse,
     prepare=prepare,
-    hypers=(
-        replace(LEARNING_RATE, default=0.01),
+    hypers=make_hypers(
+        0.01,
         Hyper("lr_decay", 0.0, "by how much a step makes the divisor of the step size larger"),
         replace(EPSILON, default=1e-10),
-        WEIGHT_DECAY,
-        MAXIMIZE,
     ),
     slots=(Slot("sum", positive=True, exact=True),),
     source="Duchi et al. 2011; torch.optim.Adagrad",

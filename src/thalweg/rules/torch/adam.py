@@ -2,31 +2,51 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Rule, Slot, maximum, moved, sqrt
+from thalweg.formula import Hyper, Rule, Slot, maximum, moved, sqrt
 from thalweg.rules.torch.common import (
     BETA1,
     BETA2,
-    DECOUPLED,
-    EITHER_DECAY,
     EPSILON,
     LEARNING_RATE,
     MAXIMIZE,
-    decay,
     decayed,
     direction_of,
     lerp,
 )
 
+# Decay of the rules that have both kinds.
+EITHER_DECAY = Hyper(
+    "weight_decay",
+    0.0,
+    "share of the variable that is added to its gradient or, if decoupled, that it loses, times"
+    " the rate",
+)
+DECOUPLED = Hyper("decoupled_weight_decay", 0.0, "whether the variable shrinks by it instead")
 
-def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Return {name: scalar of step t} for a parameter group, in Python's numbers as in torch."""
-    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
+
+def decay(learning_rate, weight_decay, decoupled):
+    """Return (the variable's factor, the share of the variable to add to its gradient)."""
+    if decoupled:
+        return 1 - learning_rate * weight_decay if weight_decay != 0 else 1.0, 0.0
+    return 1.0, weight_decay
+
+
+def prepare_adam(learning_rate, beta1, beta2, weight_decay, decoupled, maximize):
+    """Return {name: scalar of a step} of direction, decay and means: of Adam, NAdam and RAdam."""
+    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled)
     return {
         "direction": direction_of(maximize),
         "shrink": shrink,
         "added_decay": grad_decay,
         "mean_weight": 1 - beta1,
         "square_weight": 1 - beta2,
+    }
+
+
+def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
+    """Return {name: scalar of step t} for a parameter group, in Python's numbers as in torch."""
+    return {
+        **prepare_adam(learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize),
         "step_size": -(learning_rate / (1 - beta1**t)),
         "root_correction": (1 - beta2**t) ** 0.5,
     }

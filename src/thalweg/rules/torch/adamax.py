@@ -1,19 +1,7 @@
 """Adamax of torch: epsilon is added to the magnitude of the gradient."""
 
-from dataclasses import replace
-
-from thalweg.formula import Rule, Slot, absolute, maximum, moved
-from thalweg.rules.torch.common import (
-    BETA1,
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    WEIGHT_DECAY,
-    decayed,
-    direction_of,
-    lerp,
-)
+from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, moved
+from thalweg.rules.torch.common import BETA1, decayed, direction_of, lerp, make_hypers
 
 
 def prepare(*, learning_rate, beta1, maximize, t):
@@ -39,13 +27,11 @@ TORCH_ADAMAX = Rule(
     name="TorchAdamax",
     update=update,
     prepare=prepare,
-    hypers=(
-        replace(LEARNING_RATE, default=0.002),
+    hypers=make_hypers(
+        0.002,
         BETA1,
-        replace(BETA2, doc="share of the largest magnitude that is kept; torch's betas[1]"),
-        replace(EPSILON, doc="added to the magnitude of the gradient; torch's eps"),
-        WEIGHT_DECAY,
-        MAXIMIZE,
+        Hyper("beta2", 0.999, "share of the largest magnitude that is kept; torch's betas[1]"),
+        Hyper("epsilon", 1e-8, "added to the magnitude of the gradient; torch's eps"),
     ),
     slots=(Slot("exp_avg", momentum=1), Slot("exp_inf", positive=True)),
     source="Kingma & Ba 2015, algorithm 2; torch.optim.Adamax",

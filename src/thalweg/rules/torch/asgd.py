@@ -3,18 +3,8 @@
 A step uses the `eta` and `mu` of the previous step, so a learning rate counts one step late.
 """
 
-from dataclasses import replace
-
 from thalweg.formula import Hyper, Rule, Slot, moved, where
-from thalweg.rules.torch.common import (
-    LEARNING_RATE,
-    MAXIMIZE,
-    WEIGHT_DECAY,
-    as_read,
-    at_least_one,
-    decayed,
-    direction_of,
-)
+from thalweg.rules.torch.common import as_read, at_least_one, decayed, direction_of, make_hypers
 
 
 def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
@@ -40,13 +30,11 @@ TORCH_ASGD = Rule(
     name="TorchASGD",
     update=update,
     prepare=prepare,
-    hypers=(
-        replace(LEARNING_RATE, default=0.01),
+    hypers=make_hypers(
+        0.01,
         Hyper("lambd", 1e-4, "share of the variable that a step of size 1 takes away"),
         Hyper("alpha", 0.75, "power with which the step size falls"),
         Hyper("t0", 1e6, "number of the step with which the mean starts"),
-        WEIGHT_DECAY,
-        MAXIMIZE,
     ),
     # `eta` starts at the learning rate.
     slots=(Slot("eta", 0.01, scalar=True), Slot("mu", 1.0, scalar=True), Slot("ax", exact=True)),

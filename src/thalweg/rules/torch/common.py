@@ -1,5 +1,7 @@
 """Common parts of torch's optimizers: the direction of a step, decay, a running mean."""
 
+from dataclasses import replace
+
 from thalweg.formula import Hyper, absolute, where
 
 LEARNING_RATE = Hyper("learning_rate", 0.001, "step size; torch's lr")
@@ -7,27 +9,17 @@ BETA1 = Hyper("beta1", 0.9, "share of the mean that is kept; torch's betas[0]")
 BETA2 = Hyper("beta2", 0.999, "share of the mean square that is kept; torch's betas[1]")
 EPSILON = Hyper("epsilon", 1e-8, "added to the root; torch's eps")
 WEIGHT_DECAY = Hyper("weight_decay", 0.0, "share of the variable that is added to its gradient")
-# Decay of the rules that have both kinds.
-EITHER_DECAY = Hyper(
-    "weight_decay",
-    0.0,
-    "share of the variable that is added to its gradient or, if decoupled, that it loses, times"
-    " the rate",
-)
-DECOUPLED = Hyper("decoupled_weight_decay", 0.0, "whether the variable shrinks by it instead")
 MAXIMIZE = Hyper("maximize", 0.0, "whether steps go uphill")
+
+
+def make_hypers(learning_rate, *own):
+    """Return a rule's hyperparameters: the rate with this default, `own`, decay, `maximize`."""
+    return replace(LEARNING_RATE, default=learning_rate), *own, WEIGHT_DECAY, MAXIMIZE
 
 
 def direction_of(maximize):
     """Return the factor of the gradient, on the host: -1 to maximize, else 1."""
     return -1.0 if maximize else 1.0
-
-
-def decay(learning_rate, weight_decay, decoupled):
-    """Return (the variable's factor, the share of the variable to add to its gradient)."""
-    if decoupled:
-        return 1 - learning_rate * weight_decay if weight_decay != 0 else 1.0, 0.0
-    return 1.0, weight_decay
 
 
 # A device that counts the steps gives `prepare` tensors of numbers.

@@ -3,21 +3,8 @@
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, sqrt
-from thalweg.rules.torch.common import (
-    BETA1,
-    BETA2,
-    DECOUPLED,
-    EITHER_DECAY,
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    as_read,
-    decay,
-    decayed,
-    direction_of,
-    lerp,
-    multiplied,
-)
+from thalweg.rules.torch.adam import TORCH_ADAM, prepare_adam
+from thalweg.rules.torch.common import LEARNING_RATE, MAXIMIZE, as_read, decayed, lerp, multiplied
 
 
 def prepare(
@@ -33,17 +20,12 @@ def prepare(
     mu_product,
 ):
     """Return {name: scalar of step t}, with a new `mu_product` of unchanged dtype."""
-    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
     mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))
     mu_product = multiplied(mu_product, mu)
     product = as_read(mu_product)
     return {
-        "direction": direction_of(maximize),
-        "shrink": shrink,
-        "added_decay": grad_decay,
-        "mean_weight": 1 - beta1,
-        "square_weight": 1 - beta2,
+        **prepare_adam(learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize),
         "square_correction": 1 - beta2**t,
         "gradient_step": -learning_rate * (1.0 - mu) / (1.0 - product),
         "mean_step": (-learning_rate * mu_next) / (1.0 - product * mu_next),
@@ -83,19 +65,11 @@ TORCH_NADAM = Rule(
     prepare=prepare,
     hypers=(
         replace(LEARNING_RATE, default=0.002),
-        BETA1,
-        BETA2,
-        EPSILON,
-        EITHER_DECAY,
-        DECOUPLED,
+        *TORCH_ADAM.hypers[1:-1],
         Hyper("momentum_decay", 0.004, "of the momentum's schedule"),
         MAXIMIZE,
     ),
-    slots=(
-        Slot("mu_product", 1.0, scalar=True),
-        Slot("exp_avg", momentum=1),
-        Slot("exp_avg_sq", positive=True),
-    ),
+    slots=(Slot("mu_product", 1.0, scalar=True), *TORCH_ADAM.slots),
     source="Dozat 2016; torch.optim.NAdam",
     differs="The formula of torch.optim.NAdam.",
 )

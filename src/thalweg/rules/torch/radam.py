@@ -1,26 +1,12 @@
 """RAdam of torch: momentum at first; later steps are also divided by the root of mean squares."""
 
-from thalweg.formula import Rule, Slot, moved, sqrt, where
-from thalweg.rules.torch.common import (
-    BETA1,
-    BETA2,
-    DECOUPLED,
-    EITHER_DECAY,
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    as_read,
-    decay,
-    decayed,
-    direction_of,
-    lerp,
-    value_if,
-)
+from thalweg.formula import Rule, moved, sqrt, where
+from thalweg.rules.torch.adam import TORCH_ADAM, prepare_adam
+from thalweg.rules.torch.common import as_read, decayed, lerp, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
     """Return {name: scalar of step t} for a parameter group."""
-    shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     correction = 1 - beta2**t
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * t * (beta2**t) / correction
@@ -31,11 +17,7 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay
         return (share / ((longest - 4) * (longest - 2) * length)) ** 0.5
 
     return {
-        "direction": direction_of(maximize),
-        "shrink": shrink,
-        "added_decay": grad_decay,
-        "mean_weight": 1 - beta1,
-        "square_weight": 1 - beta2,
+        **prepare_adam(learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize),
         "mean_correction": 1 - beta1**t,
         "root_correction": value_if(is_rectified, lambda: correction**0.5, 1.0),
         "is_rectified": as_read(is_rectified),
@@ -75,8 +57,8 @@ TORCH_RADAM = Rule(
     name="TorchRAdam",
     update=update,
     prepare=prepare,
-    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, EITHER_DECAY, DECOUPLED, MAXIMIZE),
-    slots=(Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True)),
+    hypers=TORCH_ADAM.hypers,
+    slots=TORCH_ADAM.slots,
     source="Liu et al. 2020, algorithm 2; torch.optim.RAdam",
     differs="The formula of torch.optim.RAdam.",
 )

@@ -3,15 +3,7 @@
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
-from thalweg.rules.torch.common import (
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    WEIGHT_DECAY,
-    decayed,
-    direction_of,
-    lerp,
-)
+from thalweg.rules.torch.common import EPSILON, decayed, direction_of, lerp, make_hypers
 
 
 def prepare(*, learning_rate, alpha, maximize):
@@ -112,12 +104,8 @@ TORCH_RMSPROP = Rule(
     name="TorchRMSprop",
     update=update,
     prepare=prepare,
-    hypers=(
-        replace(LEARNING_RATE, default=0.01),
-        Hyper("alpha", 0.99, "share of the mean square that is kept"),
-        EPSILON,
-        WEIGHT_DECAY,
-        MAXIMIZE,
+    hypers=make_hypers(
+        0.01, Hyper("alpha", 0.99, "share of the mean square that is kept"), EPSILON
     ),
     slots=(_SQUARE,),
     source="Hinton's lecture 6; torch.optim.RMSprop",

@@ -2,13 +2,7 @@
 
 from thalweg.formula import Hyper, Rule, Slot, where
 from thalweg.formula import moved as moved_by
-from thalweg.rules.torch.common import (
-    LEARNING_RATE,
-    MAXIMIZE,
-    WEIGHT_DECAY,
-    decayed,
-    direction_of,
-)
+from thalweg.rules.torch.common import decayed, direction_of, make_hypers
 
 
 def prepare(*, learning_rate, maximize):
@@ -55,7 +49,7 @@ TORCH_SGD = Rule(
     name="TorchSGD",
     update=update,
     prepare=prepare,
-    hypers=(LEARNING_RATE, WEIGHT_DECAY, MAXIMIZE),
+    hypers=make_hypers(0.001),
     duplicates="successive",
     source="torch.optim.SGD",
     differs="The formula of torch.optim.SGD without momentum.",
@@ -66,12 +60,12 @@ TORCH_MOMENTUM = Rule(
     update=update_momentum,
     prepare=prepare_momentum,
     hypers=(
-        LEARNING_RATE,
-        Hyper("momentum", 0.9, "share of the velocity that is kept"),
-        Hyper("dampening", 0.0, "share of the gradient that the velocity does not get"),
-        Hyper("nesterov", 0.0, "whether a step looks one step ahead"),
-        WEIGHT_DECAY,
-        MAXIMIZE,
+        *make_hypers(
+            0.001,
+            Hyper("momentum", 0.9, "share of the velocity that is kept"),
+            Hyper("dampening", 0.0, "share of the gradient that the velocity does not get"),
+            Hyper("nesterov", 0.0, "whether a step looks one step ahead"),
+        ),
         Hyper("is_first", 0.0, "whether there was no velocity before this step"),
     ),
     slots=(Slot("momentum_buffer", momentum=1),),

@@ -1,14 +1,8 @@
 """SparseAdam of torch: Adam over the rows that a sparse gradient names, and no others."""
 
-from thalweg.formula import Rule, Slot, moved, sqrt
-from thalweg.rules.torch.common import (
-    BETA1,
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    MAXIMIZE,
-    direction_of,
-)
+from thalweg.formula import Rule, moved, sqrt
+from thalweg.rules.torch.adam import TORCH_ADAM
+from thalweg.rules.torch.common import MAXIMIZE, direction_of
 
 
 def prepare(*, learning_rate, beta1, beta2, maximize, t):
@@ -35,8 +29,8 @@ TORCH_SPARSE_ADAM = Rule(
     name="TorchSparseAdam",
     update=update,
     prepare=prepare,
-    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, MAXIMIZE),
-    slots=(Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True)),
+    hypers=(*TORCH_ADAM.hypers[:4], MAXIMIZE),
+    slots=TORCH_ADAM.slots,
     source="Kingma & Ba 2015; torch.optim.SparseAdam",
     differs="The formula of torch.optim.SparseAdam.",
 )

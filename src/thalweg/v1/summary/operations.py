@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._graph import GraphKeys, Output, SymbolicTensor
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.v1.summary import values
+from thalweg.v1.summary import values as summary_values
 from thalweg.v1.summary.protos import message
 
 
@@ -27,18 +28,14 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
     Raises:
         RuntimeError: In eager mode.
     """
-    return _make_summary(
-        name, _symbol(tensor), collections, family, lambda *given: [values.scalar(*given)]
-    )
+    return _make_summary(name, _symbol(tensor), collections, family, summary_values.scalar)
 
 
 def histogram(
     name: str, values: object, collections: object = None, family: str | None = None
 ) -> Any:
     """Return a summary of the distribution of a tensor's elements; see `scalar` for the rest."""
-    return _make_summary(
-        name, _symbol(values), collections, family, lambda *given: [_values.histogram(*given)]
-    )
+    return _make_summary(name, _symbol(values), collections, family, summary_values.histogram)
 
 
 def image(
@@ -64,17 +61,14 @@ def image(
         InvalidArgumentError: In a run, if `tensor` has another shape.
         RuntimeError: In eager mode.
     """
-
-    def describe_images(batch: Any, tag: str) -> Sequence[object]:
-        return values.images(batch, tag, max_outputs)
-
-    return _make_summary(name, _symbol(tensor), collections, family, describe_images)
+    describe = partial(summary_values.images, count=max_outputs)
+    return _make_summary(name, _symbol(tensor), collections, family, describe)
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
     """Return a summary of a string, or of an array of strings; see `scalar` for the rest."""
     _check_mode()
-    return _make_summary(name, tensor, collections, None, lambda *given: [values.text(*given)])
+    return _make_summary(name, tensor, collections, None, summary_values.text)
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
@@ -129,17 +123,20 @@ def _make_summary(
     tensor: object,
     collections: object,
     family: str | None,
-    describe: Callable[[Any, str], Sequence[object]],
+    describe: Callable[[Any, str], object],
 ) -> object:
     """Add an operation that serializes summary values, and return its output.
 
     Args:
         name, collections, family: As in `scalar`.
-        describe: `describe(tensor_value, tag)`, called in a run, returns the summary values.
+        describe: `describe(tensor_value, tag)`, called in a run, returns a `Summary.Value`, or a
+            list of them.
     """
 
     def summarize_value(tensor_value: object) -> bytes:
-        return message("Summary")(value=describe(tensor_value, tag)).SerializeToString()
+        described = describe(tensor_value, tag)
+        values = described if isinstance(described, list) else [described]
+        return message("Summary")(value=values).SerializeToString()
 
     keys = [GraphKeys.SUMMARIES] if collections is None else collections
     with _tag_scope(name, family) as (tag, op_name):
@@ -181,7 +178,3 @@ def _check_mode() -> None:
             "Operations of tf.summary belong to a graph: build one, or use"
             " torch.utils.tensorboard.SummaryWriter."
         )
-
-
-# In `histogram` an argument hides the module `values`.
-_values = values

@@ -29,7 +29,7 @@ class AdadeltaOptimizer(RuleOptimizer):
     """
 
     HYPERS = {"learning_rate": "_lr", "rho": "_rho", "epsilon": "_epsilon"}
-    TENSORS = {"_lr_t": "learning_rate", "_rho_t": "rho", "_epsilon_t": "epsilon"}
+    TENSORS = {f"{attribute}_t": name for name, attribute in HYPERS.items()}
 
     def __init__(
         self,

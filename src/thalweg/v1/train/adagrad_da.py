@@ -17,7 +17,9 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.argument_checks import check_positive
+from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
+from thalweg.v1.train.step_adapter import Values
 
 
 class AdagradDAOptimizer(RuleOptimizer):
@@ -47,11 +49,7 @@ class AdagradDAOptimizer(RuleOptimizer):
     Reference: tf.compat.v1.train.AdagradDAOptimizer; Duchi et al. 2011
     """
 
-    HYPERS = {
-        "learning_rate": "_learning_rate",
-        "l1": "_l1_regularization_strength",
-        "l2": "_l2_regularization_strength",
-    }
+    HYPERS = ProximalGradientDescentOptimizer.HYPERS
     TENSORS = {"_learning_rate_tensor": "learning_rate"}
     CALLABLES = False
 
@@ -94,9 +92,7 @@ class AdagradDAOptimizer(RuleOptimizer):
             ("gradient_squared_accumulator", squares, self._name),
         ]
 
-    def _scalars_of(
-        self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         # The present step is not counted yet.
         step = int(number_of(resolve(self._global_step))) + 1
         return {**super()._scalars_of(values, dtype, group), "t": dtype(step)}

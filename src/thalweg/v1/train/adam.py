@@ -13,6 +13,7 @@ from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.v1.train.slot_creator import base_name
+from thalweg.v1.train.step_adapter import Values
 
 
 class AdamOptimizer(RuleOptimizer):
@@ -50,9 +51,7 @@ class AdamOptimizer(RuleOptimizer):
     """
 
     HYPERS = {"learning_rate": "_lr", "beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon"}
-    TENSORS = {
-        "_lr_t": "learning_rate", "_beta1_t": "beta1", "_beta2_t": "beta2", "_epsilon_t": "epsilon",
-    }  # fmt: skip
+    TENSORS = {f"{attribute}_t": name for name, attribute in HYPERS.items()}
     POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
 
     def __init__(
@@ -88,7 +87,7 @@ class AdamOptimizer(RuleOptimizer):
             self._get_non_slot_variable("beta2_power", graph=graph),
         )
 
-    def _counting_moves(self, values: dict[str, object]) -> list[Move]:
+    def _counting_moves(self, values: Values) -> list[Move]:
         powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}
         return [
             (power, as_hyper(values[self.POWERS[name]], scalar_type(power)))

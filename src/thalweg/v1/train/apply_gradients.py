@@ -37,7 +37,7 @@ from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.gradients import GradsAndVars, backward, check_any, forward
-from thalweg.v1.train.step_adapter import V1StepAdapter
+from thalweg.v1.train.step_adapter import V1StepAdapter, Values
 from thalweg.v1.train.update_hooks import UpdateHooks, add_update_names, check_counter, recorded
 
 # Gradients that need no conversion in a graph.
@@ -205,29 +205,13 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
                     ) as hooks,
                 ):
                     hooks.sharing, hooks.is_simple = sharing, is_simple
-                    outcome = self._take_shared(hooks, cache, pairs, transforms, copies)
+                    outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
                     if finished is not None:
                         finished.append(hooks.finished)
                     return outcome
             except BaseException as error:
                 annotate_outcome(error, cache, progress)
                 raise
-
-    def _take_shared(
-        self,
-        hooks: V1StepAdapter,
-        cache: PlanCache,
-        pairs: GradsAndVars,
-        transforms: GradientTransforms,
-        copies: Copies,
-    ) -> StepResult:
-        """Sum gradients over replicas or shards if necessary, then call `_take_planned`."""
-        is_shared = thread.strategies or self._slots.parts is not None or is_imported()
-        if hooks.sharing is None and is_shared:
-            pairs, hooks.sharing = distribute.share_summed_step(
-                self, pairs, hooks, transforms, self._describe(hooks.global_step)
-            )
-        return self._take_planned(hooks, cache, pairs, transforms, copies)
 
     def _take_planned(
         self,
@@ -239,7 +223,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> StepResult:
         """Take the step by the plan in `cache`, or by a new plan; return a `StepResult`.
 
-        A plan has checked tensors and prepared kernel calls. If the cached plan is reused, and
+        Sum the gradients over replicas or shards first, unless `hooks.sharing` is set. A plan has
+        checked tensors and prepared kernel calls. If the cached plan is reused, and
         `hooks.is_simple`, prepare a replay in `cache`.
 
         Args:
@@ -247,6 +232,11 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             cache: The optimizer's plans; a new plan is stored.
             pairs, transforms, copies: As in `_take`.
         """
+        is_shared = thread.strategies or self._slots.parts is not None or is_imported()
+        if hooks.sharing is None and is_shared:
+            pairs, hooks.sharing = distribute.share_summed_step(
+                self, pairs, hooks, transforms, self._describe(hooks.global_step)
+            )
         sharing: Any = hooks.sharing
         transforms = self._judged(transforms)
         no_context, recorder = contextlib.nullcontext(), self._recorder
@@ -299,9 +289,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         raise_first(errors)
         return hooks.finished if global_step is None else None
 
-    def _make_hooks(
-        self, global_step: object, name: str, values: dict[str, object] | None
-    ) -> V1StepAdapter:
+    def _make_hooks(self, global_step: object, name: str, values: Values | None) -> V1StepAdapter:
         return V1StepAdapter(self, global_step, name, values)
 
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:

@@ -13,8 +13,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_symbolic
 from thalweg._core.options.moving_average import assign_average
 from thalweg.errors import InvalidTypeError
-from thalweg.v1.train.gradients import title_of
-from thalweg.variable import dtype_name, to_tensor
+from thalweg.variable import dtype_name, name_of, to_tensor
 
 
 def assign_moving_average(
@@ -65,7 +64,9 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
         return to_tensor(source, variable.dtype)
     if getattr(source, "dtype", None) not in (None, variable.dtype):
         kinds = f"{dtype_name(source.dtype)}, and the variable is {dtype_name(variable.dtype)}"  # pyright: ignore
-        raise InvalidTypeError(f"The value for '{title_of(variable)}' is {kinds}. Cast it.")
+        raise InvalidTypeError(
+            f"The value for '{name_of(variable, 'Tensor')}' is {kinds}. Cast it."
+        )
     return source
 
 

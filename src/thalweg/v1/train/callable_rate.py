@@ -217,9 +217,9 @@ def has_formula(hyper: object) -> bool:
     return isinstance(hyper, CallableRate) and hyper._ahead is not None
 
 
-def follows_count(hyper: object) -> bool:
+def follows_count(hyper: Any) -> bool:
     """Return True if a hyperparameter is a `CallableRate` that depends on a counter alone."""
-    return isinstance(hyper, CallableRate) and hyper._ahead is not None and not hyper.state_holders
+    return has_formula(hyper) and not hyper.state_holders
 
 
 def value_now(hyper: Any) -> Any:

@@ -17,6 +17,8 @@ from thalweg.errors import (
 )
 from thalweg.v1.argument_checks import check_seconds, wait_seconds
 
+# Errors that stop threads without being raised by `join`.
+CLEAN_STOPS = (CancelledError, OutOfRangeError)
 # Seconds between two looks at whether threads have ended.
 _PAUSE = 0.05
 
@@ -50,11 +52,8 @@ class Coordinator:
     def __init__(
         self, clean_stop_exception_types: tuple[type[BaseException], ...] | None = None
     ) -> None:
-        self._clean = (
-            (CancelledError, OutOfRangeError)
-            if clean_stop_exception_types is None
-            else clean_stop_exception_types
-        )
+        types = clean_stop_exception_types
+        self._clean = CLEAN_STOPS if types is None else types
         self._lock = Lock()
         self._stopped = threading.Event()
         self._error: BaseException | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.v1.argument_checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
+from thalweg.v1.train.step_adapter import Values
 from thalweg.variable import as_dtype, check_held
 
 # Group of sparse gradients: TensorFlow's sparse kernels check the learning rate.
@@ -113,15 +113,13 @@ class FtrlOptimizer(RuleOptimizer):
         ]
 
     def _group_variables(
-        self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
+        self, values: Values, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         if not any(has_rows(grad) for grad in gradients):
             return None
         return [_ROWS if has_rows(grad) else None for grad in gradients]
 
-    def _hyper_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, object]:
+    def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
         `l2` includes the term of `beta`, and `beta` is 0. `group` is `_ROWS` for variables with

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from thalweg import _graph
-from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._core.commit import add_note
 from thalweg._core.grads_and_vars import Gradient, check_variables, distinct, flatten
@@ -50,7 +49,7 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype not in valid:
-            name = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
+            name = name_of(tensor, "the loss")
             raise InvalidTypeError(f"Invalid type {dtype} for {name}, expected: {_DTYPE_NAMES}.")
 
 
@@ -63,15 +62,10 @@ def check_gate(gate_gradients: object) -> None:
         )
 
 
-def title_of(var: Any) -> str:
-    """Return the name of an eager or graph variable."""
-    return var.name if _graph.is_symbolic(var) else name_of(var, "Tensor")
-
-
-def none_given(variables: Iterable[object], loss: object) -> ValueError:
+def none_given(variables: Iterable[Any], loss: object) -> ValueError:
     """Return the ValueError for a loss without gradients; the caller raises it."""
     variables = list(variables)
-    names = [title_of(var) for var in variables]
+    names = [name_of(var, "Tensor") for var in variables]
     message = (
         "No gradients provided for any variable, check your graph for ops that do not support"
         f" gradients, between variables {names} and loss {loss}.{frozen_among(variables)}"
@@ -162,11 +156,19 @@ def of_symbol(
     valid: Iterable[torch.dtype],
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """Return (symbolic gradient, variable) pairs of a symbolic loss; see `of_loss` for arguments.
+    """Return (symbolic gradient, variable) pairs of a symbolic loss.
 
     A gradient is None if the loss does not depend on the variable, or if the variable is frozen
-    (`requires_grad_(False)`). Without `var_list`, the variables are all trainable variables of the
-    default graph.
+    (`requires_grad_(False)`).
+
+    Args:
+        loss: A symbolic tensor.
+        var_list: Variables in lists, which may be nested; None selects all trainable variables of
+            the default graph.
+        gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; no effect on values.
+        grad_loss: Weights of the loss's elements, or None.
+        valid: The dtypes that losses and variables may have.
+        aggregation_method: Checked only.
 
     Raises:
         ValueError: The gate is invalid, or there are no variables.
@@ -204,45 +206,6 @@ def of_symbol(
     return pairs
 
 
-def of_loss(
-    loss: object,
-    var_list: object,
-    gate_gradients: int,
-    grad_loss: object,
-    valid: Iterable[torch.dtype],
-    scale: Scale,
-    aggregation_method: object = None,
-) -> GradsAndVars:
-    """Return (gradient or None, variable) pairs of a loss.
-
-    Args:
-        loss: A callable without arguments; in graph mode, also a symbolic tensor.
-        var_list: Variables in lists, which may be nested; None selects all trainable variables.
-        gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; used in graph mode.
-        grad_loss: Weights of the loss's elements, or None.
-        valid: The dtypes that gradients may have.
-        scale: `scale(loss_value)` returns the value to differentiate.
-        aggregation_method: Checked in graph mode.
-
-    Raises:
-        RuntimeError: `loss` is a tensor in eager mode.
-        ValueError: The gate, the aggregation method or a dtype is invalid, or there are no
-            variables.
-    """
-    # A tensor subclass may define `__call__`.
-    if callable(loss) and not isinstance(loss, torch.Tensor):
-        if _graph.executing_eagerly():
-            return of_callable(loss, var_list, grad_loss, scale)
-        loss = loss()
-    if not is_deferred(loss):
-        raise RuntimeError(
-            "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
-            " is enabled.\nGive one that computes it: minimize(lambda: ...)."
-        )
-    loss = scale(_graph.graph_variable_of(loss))
-    return of_symbol(loss, var_list, gate_gradients, grad_loss, valid, aggregation_method)
-
-
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
     """Return a function that calls `grad_fn` and drops the pairs whose gradient is None."""
 
@@ -252,12 +215,12 @@ def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., 
     return filtered_grad_fn
 
 
-def check_any(pairs: Iterable[tuple[object, object]]) -> None:
+def check_any(pairs: Iterable[tuple[object, Any]]) -> None:
     """Raise ValueError if all gradients are None; the message names the variables."""
     pairs = list(pairs)
     if all(grad is None for grad, _ in pairs):
         variables = [var for _, var in pairs]
-        names = [title_of(var) for var in variables]
+        names = [name_of(var, "Tensor") for var in variables]
         hint = frozen_among(variables)
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
 

@@ -35,7 +35,7 @@ class MomentumOptimizer(RuleOptimizer):
     """
 
     HYPERS = {"learning_rate": "_learning_rate", "momentum": "_momentum"}
-    TENSORS = {"_learning_rate_tensor": "learning_rate", "_momentum_tensor": "momentum"}
+    TENSORS = {f"{attribute}_tensor": name for name, attribute in HYPERS.items()}
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from thalweg import distribute
-from thalweg._base.execution_context import thread
+from thalweg._base.execution_context import is_deferred, thread
 from thalweg._base.tracing import untraced
 from thalweg._core.commit import annotate_not_taken
 from thalweg._core.config_registry import OPTIMIZERS, Names
@@ -18,7 +18,13 @@ from thalweg._core.grads_and_vars import as_pairs, flatten
 from thalweg._core.hyperparameters import is_function
 from thalweg._core.slot_dict_view import variable_key_in_graph
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._graph import deduplicated, executing_eagerly, get_default_graph, resolve
+from thalweg._graph import (
+    deduplicated,
+    executing_eagerly,
+    get_default_graph,
+    graph_variable_of,
+    resolve,
+)
 from thalweg.autodiff import has_replicas
 from thalweg.v1.train import gradients, processors
 from thalweg.v1.train.distributed_apply import DistributedApply
@@ -209,9 +215,19 @@ class Optimizer(DistributedApply, SlotOptimizer):
                 variables.
             RuntimeError: The loss is a tensor in eager mode.
         """
-        valid = self._valid_dtypes()
-        loss_args = (loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
-        return gradients.of_loss(*loss_args, aggregation_method)
+        # A tensor subclass may define `__call__`.
+        if callable(loss) and not isinstance(loss, torch.Tensor):
+            if executing_eagerly():
+                return gradients.of_callable(loss, var_list, grad_loss, self._scale_loss)
+            loss = loss()
+        if not is_deferred(loss):
+            raise RuntimeError(
+                "`loss` passed to Optimizer.compute_gradients should be a function when eager"
+                " execution is enabled.\nGive one that computes it: minimize(lambda: ...)."
+            )
+        loss, valid = self._scale_loss(graph_variable_of(loss)), self._valid_dtypes()
+        gradient_args = var_list, gate_gradients, grad_loss, valid, aggregation_method
+        return gradients.of_symbol(loss, *gradient_args)
 
     @staticmethod
     def _scale_loss(loss_value: Any) -> object:

@@ -11,6 +11,7 @@ from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.argument_checks import check_positive, check_step_size
 from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
+from thalweg.v1.train.step_adapter import Values
 
 
 class ProximalAdagradOptimizer(RuleOptimizer):
@@ -67,9 +68,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         return [("accumulator", self._initial_accumulator_value, self._name)]
 
-    def _hyper_scalars(
-        self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, object]:
+    def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         check_step_size("learning_rate", values["learning_rate"])
         check_step_size("l1_regularization_strength", values["l1"], zero=True)
         check_step_size("l2_regularization_strength", values["l2"], zero=True)

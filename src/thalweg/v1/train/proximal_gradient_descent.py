@@ -36,11 +36,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         "l1": "_l1_regularization_strength",
         "l2": "_l2_regularization_strength",
     }
-    TENSORS = {
-        "_learning_rate_tensor": "learning_rate",
-        "_l1_regularization_strength_tensor": "l1",
-        "_l2_regularization_strength_tensor": "l2",
-    }
+    TENSORS = {f"{attribute}_tensor": name for name, attribute in HYPERS.items()}
     CALLABLES = False
 
     def __init__(

@@ -21,7 +21,7 @@ from thalweg.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from thalweg.v1.train.coordinator import Coordinator
+from thalweg.v1.train.coordinator import CLEAN_STOPS, Coordinator
 from thalweg.v1.train.queues import QueueBase
 
 # TensorFlow's numbers of errors.
@@ -88,10 +88,7 @@ class QueueRunner:
         is_queue = isinstance(queue, QueueBase)
         self.close_op = queue.close() if is_queue and close_op is None else close_op
         self.cancel_op = queue.close(True) if is_queue and cancel_op is None else cancel_op
-        self.queue_closed_exception_types = queue_closed_exception_types or (
-            CancelledError,
-            OutOfRangeError,
-        )
+        self.queue_closed_exception_types = queue_closed_exception_types or CLEAN_STOPS
         self.exceptions_raised: list[BaseException] = []
         self._lock = Lock()
         # How many threads each session has.

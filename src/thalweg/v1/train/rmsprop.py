@@ -39,10 +39,7 @@ class RMSPropOptimizer(RuleOptimizer):
         "learning_rate": "_learning_rate", "rho": "_decay", "momentum": "_momentum",
         "epsilon": "_epsilon",
     }  # fmt: skip
-    TENSORS = {
-        "_learning_rate_tensor": "learning_rate", "_decay_tensor": "rho",
-        "_momentum_tensor": "momentum", "_epsilon_tensor": "epsilon",
-    }  # fmt: skip
+    TENSORS = {f"{attribute}_tensor": name for name, attribute in HYPERS.items()}
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.formula import Rule
 from thalweg.v1.train.callable_rate import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.step_adapter import V1HookStepAdapter, V1RuleStepAdapter
+from thalweg.v1.train.step_adapter import V1HookStepAdapter, V1RuleStepAdapter, Values
 from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
@@ -91,16 +91,16 @@ class RuleOptimizer(Optimizer):
                     setattr(self, attribute, convert_to_tensor(values[hyper], name=hyper))
                 self._has_symbols = True
 
-    def _with_prepared(self, values: dict[str, object]) -> dict[str, Any]:
+    def _with_prepared(self, values: Values) -> Values:
         """Return the values of a step, replaced by the tensors that a subclass's `_prepare` set."""
         fields = vars(self)
         tensors = {hyper: fields[name] for name, hyper in self.TENSORS.items() if name in fields}
         return {**values, **{hyper: resolve(tensor) for hyper, tensor in tensors.items()}}
 
-    def _read_values(self) -> dict[str, Any]:
+    def _read_values(self) -> Values:
         return self._evaluate_hypers()
 
-    def _evaluate_hypers(self) -> dict[str, object]:
+    def _evaluate_hypers(self) -> Values:
         """Return {name in the rule: value in this step} of all hyperparameters.
 
         Callables are called; numbers and tensors are returned unchanged.
@@ -135,7 +135,7 @@ class RuleOptimizer(Optimizer):
         return [self._read_values()]
 
     def _group_variables(
-        self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
+        self, values: Values, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         """Return the group of each variable, for `_scalars_of`; None if all share one.
 
@@ -143,21 +143,17 @@ class RuleOptimizer(Optimizer):
         """
         return None
 
-    def _scalars_of(
-        self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return all scalars of a group in a compute dtype, from the values of a step."""
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
         return {**self._hyper_scalars(values, dtype, group), **powers}
 
-    def _hyper_scalars(
-        self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, object]:
+    def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return the scalars that depend on the values of a step alone."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
     def _make_hooks(
-        self, global_step: object, name: str, values: dict[str, object] | None
+        self, global_step: object, name: str, values: Values | None
     ) -> V1RuleStepAdapter:
         return V1RuleStepAdapter(self, global_step, name, values)
 
@@ -183,12 +179,7 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Return True if an overridden hook has to be called for each variable."""
-        # An attribute of the object may replace a method, too.
-        cls, fields = type(self), vars(self)
-        for hook in _UPDATES:
-            if hook in fields or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
-                return True
-        return False
+        return any(map(self._has_own_hook, _UPDATES))
 
     def _has_own_hook(self, hook: str) -> bool:
         """Return True if a subclass or this object overrides a hook."""
@@ -231,7 +222,7 @@ class RuleOptimizer(Optimizer):
             grad, var, None if self._under_way is None else self._under_way.values
         )
 
-    def _update_with(self, grad: object, var: Tensor, values: dict[str, object] | None) -> None:
+    def _update_with(self, grad: object, var: Tensor, values: Values | None) -> None:
         with self._turn_lock(), self._locked():
             cache = self._plans.now().alone(var)
             errors = run_step(

@@ -20,7 +20,7 @@ from thalweg.variable import Variable, as_dtype, name_of, to_tensor
 
 def base_name(var: Any) -> str:
     """Return the name of a variable without ":0"."""
-    return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
+    return name_of(var).split(":")[0]
 
 
 def scoped_name(var: Any, name: str) -> str:

@@ -219,20 +219,9 @@ class State(TrackableSlots):
         """Return the optimizer-wide variables of all graphs."""
         return list(self._non_slots.values())
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, object]:
-        """Return the present graph's optimizer-wide variables and other tracked objects by name."""
-        non_slots = dict(sorted(self._non_slots_of(graph_of()).items()))
-        return {**non_slots, **super()._trackable_children(save_type, **kwargs)}
-
-    def _lookup_dependency(self, name: str) -> object:
-        """Return the tracked object or the present graph's optimizer-wide variable of this name."""
-        child = super()._lookup_dependency(name)
-        if child is not None:
-            return child
-        graph = graph_of()
-        return self._get_non_slot_variable(name, graph=graph)
+    def _own_children(self) -> dict[str, object]:
+        """Return the present graph's optimizer-wide variables by name, sorted."""
+        return dict(sorted(self._non_slots_of(graph_of()).items()))
 
     def _own_entries(self) -> list[Entry]:
         """Return the optimizer-wide variables as entries of a state."""

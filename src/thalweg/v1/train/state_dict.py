@@ -14,7 +14,8 @@ from thalweg._core.state import Entry, Names
 from thalweg._core.trackable import TrackableSlots
 from thalweg._graph import executing_eagerly
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.variable import name_of, to_tensor
+from thalweg.v1.train.slot_creator import base_name
+from thalweg.variable import to_tensor
 
 
 class V1StateDict(TrackableSlots, state.StateDict):
@@ -139,7 +140,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
         """
         owners = self._owners()
         if var_list is None:
-            names = [_base_name(var) for var in owners]
+            names = [base_name(var) for var in owners]
             clashes = [name for name in dict.fromkeys(names) if names.count(name) > 1]
             if clashes:
                 raise InvalidArgumentError(
@@ -151,7 +152,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
         variables = distinct(flatten(var_list))
         check_variables(variables)
         listed_ids = {id(var) for var in variables}
-        missing_names = [_base_name(var) for var in owners if id(var) not in listed_ids]
+        missing_names = [base_name(var) for var in owners if id(var) not in listed_ids]
         if missing_names:
             raise InvalidArgumentError(
                 f"var_list must hold all variables that {self._name} has slots of; not in it:"
@@ -179,10 +180,6 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _lasting_entries(self) -> list[Entry]:
         """Return the entries that exist before the first step."""
         return []
-
-
-def _base_name(var: Tensor) -> str:
-    return name_of(var).split(":")[0]
 
 
 def tensors_of(table: object) -> dict[str, Tensor]:

@@ -26,6 +26,9 @@ from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import Variable, titles_of
 
+# What an optimizer reads once a step, or scalars of its rule, by name.
+Values = dict[str, Any]
+
 
 class V1StepAdapter(StepAdapter):
     """Adapter that calls an optimizer's hooks for one step.
@@ -48,7 +51,7 @@ class V1StepAdapter(StepAdapter):
     updates = 0
 
     def __init__(
-        self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
+        self, optimizer: Any, global_step: Any, name: str, values: Values | None = None
     ) -> None:
         super().__init__()
         self._optimizer, self.global_step, self._name = optimizer, global_step, name
@@ -57,13 +60,13 @@ class V1StepAdapter(StepAdapter):
         self._results: list[object] = []
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
-        self.repeats = _is_global_step(global_step)
+        self.repeats = _is_global_step(global_step) and not self.one_by_one(())
         # A counter that is not a variable may share memory with host tensors.
         can_move = global_step is None or isinstance(global_step, Variable)
         self.may_leave = can_move and current_session() is None and not optimizer._finishes_itself()
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Values:
         """Values that the optimizer reads once a step, by name."""
         if self._values is None:
             optimizer = self._optimizer
@@ -160,16 +163,6 @@ def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None)
 class V1RuleStepAdapter(V1StepAdapter):
     """Adapter of one step of a `RuleOptimizer`."""
 
-    def __init__(
-        self,
-        optimizer: Any,
-        global_step: object,
-        name: str,
-        values: dict[str, object] | None = None,
-    ) -> None:
-        super().__init__(optimizer, global_step, name, values)
-        self.repeats = self.repeats and not optimizer._one_by_one()
-
     def step_rule(self) -> Rule:
         return self._optimizer._rule_of_step()
 
@@ -182,7 +175,7 @@ class V1RuleStepAdapter(V1StepAdapter):
     def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
         return self._optimizer._group_variables(self.values, variables, gradients)
 
-    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> Values:
         return derived(
             self.step_rule(), self._optimizer._scalars_of(self.values, dtype, group), dtype, 1
         )
@@ -200,7 +193,7 @@ class V1HookStepAdapter(V1RuleStepAdapter):
     sees_all = False
     is_prepared = True
 
-    def __init__(self, optimizer: object, values: dict[str, object] | None) -> None:
+    def __init__(self, optimizer: object, values: Values | None) -> None:
         super().__init__(optimizer, None, "", values)
         self.calls, self.repeats = False, True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from thalweg._graph.eager_or_graph import IndexedSlices as EitherSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import V1StateDict
-from thalweg.v1.train.step_adapter import V1StepAdapter, check_global_step, counting_calls
+from thalweg.v1.train.step_adapter import V1StepAdapter, Values, check_global_step, counting_calls
 
 HOOKS = (
     "_prepare", "_finish", "_apply_dense", "_apply_sparse", "_apply_sparse_duplicate_indices",
@@ -146,6 +146,21 @@ def _count_operation(step: Any, name: str) -> _graph.Operation:
     return _graph.operation(lambda: run(counting_calls([(step, None)])), [], name)
 
 
+def apply_if(condition: Any, apply: Callable[[], object]) -> Any:
+    """Return the operation of `apply()`, in a branch that runs only if `condition` is true.
+
+    Args:
+        condition: A symbolic bool, or True for an operation that is not in a branch.
+        apply: Builds and returns the operation. TRAIN_OP keeps the members from before the call,
+            since operations of a branch cannot be run alone.
+    """
+    collection = _graph.get_default_graph().get_collection_ref(_graph.GraphKeys.TRAIN_OP)
+    previous_ops = list(collection)
+    op = apply() if condition is True else _graph.cond(condition, apply, _graph.no_op)
+    collection[:] = previous_ops
+    return op
+
+
 # Held by the steps of optimizers made with use_locking=True.
 _SHARED = Lock()
 
@@ -246,7 +261,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
     def _make_counting_operation(self, update_operations: list[object]) -> object:
         """Return a new operation, which updates a step's counters after `update_operations`."""
 
-        def count_step(values: dict[str, object]) -> None:
+        def count_step(values: Values) -> None:
             with self._turn_lock(), self._locked():
                 run(counting_calls(self._counting_moves(values)))
 
@@ -257,7 +272,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         op.written += tuple(self._non_slots_of(op.graph).values())
         return op
 
-    def _counting_moves(self, values: dict[str, object]) -> list[Move]:
+    def _counting_moves(self, values: Values) -> list[Move]:
         """Return (counter, factor) pairs of the counters besides `global_step`.
 
         A step multiplies a counter by its factor, or adds 1 if the factor is None.
@@ -275,15 +290,15 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Return True if the beginning of a step calls users' functions."""
         return True
 
-    def _read_values(self) -> dict[str, Any]:
+    def _read_values(self) -> Values:
         """Return the values that a step reads once, by name; callables are called."""
         return {}
 
-    def _with_prepared(self, values: dict[str, object]) -> dict[str, Any]:
+    def _with_prepared(self, values: Values) -> Values:
         """Return the values of a step after `_prepare`; a subclass may replace some."""
         return values
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> Values:
         """Return the values of the current step, or read them if there is none."""
         return self._read_values() if self._under_way is None else self._under_way.values
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numbers
 from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum
-from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from thalweg._core.step_scalars import Groups
 from thalweg.formula import Rule
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
+from thalweg.v1.train.step_adapter import Values
 from thalweg.variable import name_of
 
 
@@ -88,7 +88,7 @@ class LARSOptimizer(RuleOptimizer):
         return NESTEROV_LARS if self._use_nesterov else LARS
 
     def _group_variables(
-        self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
+        self, values: Values, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         return list(map(self._group_of, variables, gradients))
 
@@ -98,9 +98,7 @@ class LARSOptimizer(RuleOptimizer):
         is_skipped = any(fragment in name_of(var) for fragment in self._skip_list or ())
         return _Group.SKIPPED if is_skipped else _Group.ADAPTIVE
 
-    def _hyper_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, object]:
+    def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return {name: scalar of `dtype`} of the rule, from {name: value} of hyperparameters.
 
         For `_Group.ADAPTIVE`, `adaptive` is 1. For others, `adaptive` and `weight_decay` are 0.

@@ -26,6 +26,7 @@ from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.v1.train.callable_rate import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
+from thalweg.v1.train.step_adapter import Values
 
 # (optimizer, variables to decay) of the running call. The extended optimizer's `minimize` and
 # `apply_gradients` have no such argument to pass on.
@@ -134,7 +135,7 @@ class DecoupledWeightDecayExtension(Optimizer):
             lambda: ([partial(change, decay_scope)], [partial(change, _DECAY_SCOPE.get())])
         )
 
-    def _read_values(self) -> dict[str, Any]:
+    def _read_values(self) -> Values:
         optimizer, subset = _DECAY_SCOPE.get()
         decay = resolve(value_now(self._weight_decay))
         if not has_formula(self._weight_decay):
@@ -167,7 +168,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         return not fused or super()._one_by_one()  # pyright: ignore
 
     def _group_variables(
-        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
+        self, values: Values, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         """Return one group per variable; variables with equal groups share hyperparameters.
 
@@ -186,9 +187,7 @@ class DecoupledWeightDecayExtension(Optimizer):
             for var, group in zip(variables, base_groups, strict=True)
         ]
 
-    def _hyper_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, object]:
+    def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         decay = as_operand(values["decoupled_decay"], dtype)
         if isinstance(group, _Spared):
             decay, group = dtype(0), group.group

@@ -19,6 +19,8 @@ from thalweg._core.vectors import is_host
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.apply_gradients import StepArguments
 from thalweg.v1.train.experimental import loss_scale as scales
+from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.update_hooks import apply_if
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import titles_of
 
@@ -151,8 +153,6 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)
         graph = _graph.get_default_graph()
-        collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
-        previous_ops = list(collection)
 
         def apply_unscaled() -> object:
             return _graph.group(self._opt.apply_gradients(pairs, global_step=global_step))
@@ -160,14 +160,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         # One unit: if the step fails in a run, the scale is restored, too.
         with graph.as_one():
             scale_update, should_apply = self._loss_scale.update([grad for grad, _ in pairs])
-            apply_op = (
-                apply_unscaled()
-                if should_apply is True
-                else _graph.cond(should_apply, apply_unscaled, _graph.no_op)
-            )
+            apply_op = apply_if(should_apply, apply_unscaled)
             step_op = _graph.group(apply_op, scale_update, name=name or self._name)
-        # Operations of a branch cannot be run alone, so they are removed from TRAIN_OP.
-        collection[:] = [*previous_ops, step_op]
+        graph.add_to_collection(_graph.GraphKeys.TRAIN_OP, step_op)
         return step_op
 
     def _captured_inputs(self) -> list[Any]:
@@ -176,13 +171,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _kept_in_graph(self, variables: Sequence[object]) -> list[object]:
         return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, object]:
-        return dict(self._tracked)
-
-    def _lookup_dependency(self, name: str) -> object:
-        return self._tracked.get(name)
+    # Unlike other wrappers, a checkpoint has the optimizer inside and the scale as children.
+    _trackable_children = Optimizer._trackable_children
+    _lookup_dependency = Optimizer._lookup_dependency
 
     def _checkpointed(self) -> object:
         return self

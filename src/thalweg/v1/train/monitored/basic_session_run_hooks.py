@@ -135,6 +135,16 @@ class GlobalStepHook(SessionRunHook):
         """Fetch the global step."""
         return SessionRunArgs(self._step)
 
+    def _find_due_step(
+        self, timer: SecondOrStepTimer, run_context: SessionRunContext, step_before_run: Any
+    ) -> int | None:
+        """Return the present global step if a timer is due at it, else None."""
+        if not timer.should_trigger_for_step(int(step_before_run) + self._steps_per_run):
+            return None
+        # Other threads may have raised the step since it was fetched.
+        step = int(run_context.session.run(self._step))
+        return step if timer.should_trigger_for_step(step) else None
+
 
 class LoggingTensorHook(SessionRunHook):
     """Hook that logs tensors at intervals or at the end, by the logger "thalweg" at level INFO.

@@ -90,11 +90,8 @@ class CheckpointSaverHook(GlobalStepHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save a checkpoint if the timer is due; request a stop if a listener returns True."""
-        if not self._timer.should_trigger_for_step(int(run_values.results) + self._steps_per_run):
-            return
-        # The fetched value is of before the run; other threads may have raised the step since.
-        step = int(run_context.session.run(self._step))
-        if self._timer.should_trigger_for_step(step):
+        step = self._find_due_step(self._timer, run_context, run_values.results)
+        if step is not None:
             self._timer.update_last_triggered_step(step)
             if self._save_checkpoint(run_context.session, step):
                 run_context.request_stop()

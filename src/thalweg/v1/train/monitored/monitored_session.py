@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,26 +26,18 @@ from thalweg.v1.train.queue_runner import start_queue_runners
 _CALLER = "caller"
 
 
+@dataclass(frozen=True, eq=False)
 class StepContext:
     """Argument of a `step_fn`, which `MonitoredSession.run_step_fn` calls.
 
-    Args:
+    Attributes:
         session: The inner session, whose runs do not call hooks.
-        run_with_hooks: `run_with_hooks(fetches)` runs and calls hooks.
+        run_with_hooks: `run_with_hooks(fetches)` runs and calls hooks; it has the arguments of
+            `MonitoredSession.run`.
     """
 
-    def __init__(self, session: Session, run_with_hooks: Callable[..., object]) -> None:
-        self._session = session
-        self._run_with_hooks = run_with_hooks
-
-    @property
-    def session(self) -> Session:
-        """The session itself, whose runs call no hooks."""
-        return self._session
-
-    def run_with_hooks(self, *args: object, **kwargs: object) -> Any:
-        """Run fetches with hooks, with the arguments of `MonitoredSession.run`."""
-        return self._run_with_hooks(*args, **kwargs)
+    session: Session
+    run_with_hooks: Callable[..., Any]
 
     def request_stop(self) -> None:
         """End the training.
@@ -95,11 +89,7 @@ class MonitoredSession:
             with self._graph.as_default():
                 self._open_session(session_creator or ChiefSessionCreator())
         except BaseException:
-            try:
-                if self._session is not None:
-                    self._close_session()
-            finally:
-                self._reopen_graph()
+            self._close_session()
             raise
 
     def _open_session(self, session_creator: SessionCreator) -> None:
@@ -235,38 +225,34 @@ class MonitoredSession:
         return self._session
 
     def _end_session(self, calls_hooks: bool) -> None:
-        """Call `end` of the hooks if `calls_hooks` is True, then close the session.
-
-        If the constructor finalized the graph, operations can be added again afterwards.
-        """
+        """Call `end` of the hooks if `calls_hooks` is True, then close the session."""
         session = self._require_session()
         try:
             for hook in self._hooks if calls_hooks else ():
                 hook.end(session)
         finally:
-            try:
-                self._close_session()
-            finally:
-                self._reopen_graph()
+            # A hook may have closed the session.
+            self._require_session()
+            self._close_session()
 
     def _close_session(self) -> None:
-        """Request a stop of the threads, wait for them, and close the session.
+        """Request a stop of the threads, wait for them, and close the session, if there is one.
 
-        The wait ends after the grace period. Threads that still run then are ignored.
+        The wait ends after the grace period. Threads that still run then are ignored. If the
+        constructor finalized the graph, operations can be added again afterwards.
         """
         # None first: `close` of a session that is being closed must raise.
-        session, self._session = self._require_session(), None
-        self._coordinator.request_stop()
+        session, self._session = self._session, None
         try:
-            self._coordinator.join(
-                stop_grace_period_secs=self._grace_period, ignore_live_threads=True
-            )
+            if session is not None:
+                self._coordinator.request_stop()
+                with contextlib.closing(session):
+                    self._coordinator.join(
+                        stop_grace_period_secs=self._grace_period, ignore_live_threads=True
+                    )
         finally:
-            session.close()
-
-    def _reopen_graph(self) -> None:
-        if not self._was_finalized:
-            self._graph._unsafe_unfinalize()
+            if not self._was_finalized:
+                self._graph._unsafe_unfinalize()
 
 
 class SingularMonitoredSession(MonitoredSession):

@@ -68,20 +68,14 @@ class StepCounterHook(GlobalStepHook):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the step rate if the timer is due; warn if the global step does not change."""
-        step_before_run = int(run_values.results)
-        if self._timer.should_trigger_for_step(step_before_run + self._steps_per_run):
-            step = int(run_context.session.run(self._step))
-            if self._timer.should_trigger_for_step(step):
-                seconds, steps = self._timer.update_last_triggered_step(step)
-                if seconds and steps is not None:
-                    self._report_rate(steps / seconds, step)
-        self._warn_if_stuck(step_before_run)
-
-    def _report_rate(self, rate: float, step: int) -> None:
-        tag = self._tag
-        if self._summary_writer is not None:
-            add_scalar(self._summary_writer, tag, rate, step)
-        _LOG.info("%s: %g", tag, rate)
+        step = self._find_due_step(self._timer, run_context, run_values.results)
+        if step is not None:
+            seconds, steps = self._timer.update_last_triggered_step(step)
+            if seconds and steps is not None:
+                if self._summary_writer is not None:
+                    add_scalar(self._summary_writer, self._tag, steps / seconds, step)
+                _LOG.info("%s: %g", self._tag, steps / seconds)
+        self._warn_if_stuck(int(run_values.results))
 
     def _warn_if_stuck(self, step: int) -> None:
         """Log a warning after each 20 successive runs without a change of the global step."""

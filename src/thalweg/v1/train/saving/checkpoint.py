@@ -113,14 +113,11 @@ class Checkpoint(Trackable):
     def _checkpointed(self) -> object:
         return self if self._root is None else held_by(self._root, None)
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, object]:
-        children = super()._trackable_children(save_type, **kwargs)
-        return children if self._root is None else {**children_of(self._root), **children}
+    def _own_children(self) -> dict[str, object]:
+        return {} if self._root is None else children_of(self._root)
 
     def _lookup_dependency(self, name: str) -> object:
-        child = super()._lookup_dependency(name)
+        child = self._tracked.get(name)
         if child is None and self._root is not None:
             return child_of(self._root, name)
         return child

@@ -193,7 +193,7 @@ def _match_scope(
     variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
     by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
     for name, variable in sorted(by_name.items()):
-        slice_info = _get_slice_info(variable)
+        slice_info = variable._save_slice_info
         name = name if slice_info is None else slice_info.full_name
         if outer and not name.startswith(f"{outer}/"):
             continue
@@ -214,7 +214,7 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
         InvalidArgumentError: The shapes differ.
         InvalidTypeError: The dtypes differ.
     """
-    slice_info = _get_slice_info(variable)
+    slice_info = variable._save_slice_info
     expected_shape = variable.shape if slice_info is None else Shape(slice_info.full_shape)
     if not expected_shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
@@ -233,7 +233,7 @@ def _read_initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(
-            partial(_read_tensor, prefix, name, variable.op.device, _get_slice_info(variable)),
+            partial(_read_tensor, prefix, name, variable.op.device, variable._save_slice_info),
             [],
             "checkpoint_initializer",
             kind="pure",
@@ -246,8 +246,3 @@ def _read_tensor(
 ) -> Tensor:
     full_tensor = CheckpointReader(prefix).tensors({name})[name]
     return (full_tensor if slice_info is None else slice_info.cut(full_tensor).clone()).to(device)
-
-
-def _get_slice_info(variable: GraphVariable) -> SaveSliceInfo | None:
-    """Return the position of a part of a partitioned variable; None for other variables."""
-    return getattr(variable, "_save_slice_info", None)
