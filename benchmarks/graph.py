@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from figure import Figure, compared
+from figure import Figure, measure_ratio
 from torch import nn
 
 import thalweg
 from thalweg import v1
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender
 
 BATCH, PIXELS, CLASSES = 64, 64, 10
 # Contradictory labels, because a model that has learned its labels has no gradients.
@@ -46,8 +46,7 @@ def _compared(name: str, hidden_layers: int) -> Figure:
         Contender("Session.run", _in_session(_model(hidden_layers), images, labels)),
         Contender("eager", _eagerly(_model(hidden_layers), images, labels)),
     ]
-    timings = measure(contenders, rounds=15, block=0.2)
-    return compared(f"session_{name}", timings, "Session.run", "eager", TARGET)
+    return measure_ratio(f"session_{name}", contenders, TARGET, rounds=15, block=0.2)
 
 
 def _model(hidden_layers: int) -> nn.Sequential:

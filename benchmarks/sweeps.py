@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from figure import Figure, compared
+from figure import Figure, measure_ratio
 from torch import Tensor
 
 from thalweg._cli.bench import memory, roofline, shapes, workload
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 Step = Callable[[], Any]
@@ -27,8 +27,8 @@ def adamw() -> list[Figure]:
     figures = []
     for name in NAMES:
         step = _swept("AdamW", {"weight_decay": DECAY}, name, clip_gradients=CLIP)
-        timings = measure([Contender("thalweg", step), _torch_adamw(name)], rounds=9, block=0.2)
-        figures.append(compared(f"swept_adamw_{name}", timings, "thalweg", "torch", 0.60))
+        contenders = [Contender("thalweg", step), _torch_adamw(name)]
+        figures.append(measure_ratio(f"swept_adamw_{name}", contenders, 0.60, block=0.2))
     return figures
 
 
@@ -37,8 +37,8 @@ def larc() -> list[Figure]:
     figures = []
     for name in NAMES:
         step = _swept("Momentum", {"momentum": MOMENTUM}, name, larc_params={"larc_eta": ETA})
-        timings = measure([Contender("thalweg", step), _torch_larc(name)], rounds=9, block=0.2)
-        figures.append(compared(f"swept_larc_{name}", timings, "thalweg", "torch", 0.35))
+        contenders = [Contender("thalweg", step), _torch_larc(name)]
+        figures.append(measure_ratio(f"swept_larc_{name}", contenders, 0.35, block=0.2))
     return figures
 
 
@@ -55,9 +55,8 @@ def masters() -> list[Figure]:
         apply()
         targets = [step.optimizer.get_master(var).detach() for var in variables]
         add = roofline.roofline(2, targets, gradients, [var.detach() for var in variables])
-        contenders = [Contender("thalweg", apply), Contender("roofline", add)]
-        timings = measure(contenders, rounds=9, block=0.2)
-        figures.append(compared(f"masters_{name}", timings, "roofline", "thalweg", 0.88, ">="))
+        contenders = [Contender("roofline", add), Contender("thalweg", apply)]
+        figures.append(measure_ratio(f"masters_{name}", contenders, 0.88, ">=", block=0.2))
     return figures
 
 
