@@ -21,7 +21,7 @@ MOST_VARIABLES = 1.1
 
 
 def rules() -> list[Figure]:
-    """Measure `apply_gradients` of every rule of `thalweg.v1.train` and `thalweg.v1.contrib.opt`."""
+    """Measure `apply_gradients` of every rule of `thalweg.v1.train` and its `contrib.opt`."""
     return measure_shares(ENTRIES, "v1_roofline_")
 
 
