@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from figure import Figure, measure_ratio
+from host import measure_memory
 from torch import Tensor
 
-from thalweg._cli.bench import memory, roofline, shapes, workload
+from thalweg._cli.bench import roofline, shapes, workload
 from thalweg._cli.bench.timing import Contender
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -61,7 +62,7 @@ def masters() -> list[Figure]:
 
 
 def room() -> list[Figure]:
-    """Measure the peak bytes that a steady step of each kind allocates temporarily."""
+    """Measure the peak bytes that a steady step of each kind allocates, on resnet50."""
     steps = {
         "adamw": _swept("AdamW", {"weight_decay": DECAY}, "resnet50", clip_gradients=CLIP),
         "larc": _swept(
@@ -69,16 +70,7 @@ def room() -> list[Figure]:
         ),
         "masters": _swept("Adam", {}, "resnet50", dtype=torch.bfloat16),
     }
-    figures = []
-    for name, step in steps.items():
-        for _ in range(5):
-            step()
-        peak_bytes = memory.extra_bytes(step)
-        figures.append(
-            Figure(f"swept_room_{name}", peak_bytes / 1024, ROOM / 1024, unit="KiB",
-                   note="resnet50; Python, NumPy and torch together, at most at once")
-        )  # fmt: skip
-    return figures
+    return [measure_memory(f"swept_room_{name}", step, ROOM) for name, step in steps.items()]
 
 
 def _step(
