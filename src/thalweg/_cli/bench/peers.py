@@ -38,16 +38,19 @@ def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | N
     return make(problem.variables, lr=RATE, **options).step
 
 
+def _arrays_of(problem: Workload) -> tuple[list[Any], list[Any]]:
+    """Return float32 NumPy arrays of the variables and of the gradients."""
+    variables = [variable.detach().float().numpy() for variable in problem.variables]
+    return variables, [gradient.float().numpy() for gradient in problem.gradients]
+
+
 def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     """Return a compiled step of optax, or None if optax lacks the rule."""
     if entry.optax is None:
         return None
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
     transform = getattr(optax, entry.optax)(RATE, **entry.optax_options)
-    params = [
-        jax.numpy.asarray(variable.detach().float().numpy()) for variable in problem.variables
-    ]
-    grads = [jax.numpy.asarray(gradient.float().numpy()) for gradient in problem.gradients]
+    params, grads = (list(map(jax.numpy.asarray, arrays)) for arrays in _arrays_of(problem))
     params_and_state = (params, transform.init(params))
 
     def update(params: object, state: object, grads: object) -> object:
@@ -71,12 +74,9 @@ def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         os.environ["KERAS_BACKEND"] = "torch"
     keras = importlib.import_module("keras")
     optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.registry_entry.options)
-    variables = [
-        keras.Variable(variable.detach().float().numpy()) for variable in problem.variables
-    ]
-    grads = [
-        keras.ops.convert_to_tensor(gradient.float().numpy()) for gradient in problem.gradients
-    ]
+    values, gradients = _arrays_of(problem)
+    variables = list(map(keras.Variable, values))
+    grads = list(map(keras.ops.convert_to_tensor, gradients))
     optimizer.build(variables)
 
     def step() -> None:
@@ -108,8 +108,8 @@ def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         return None
     tf = importlib.import_module("tensorflow")
     optimizer = getattr(tf.compat.v1.train, name)(RATE, **options)
-    variables = [tf.Variable(variable.detach().float().numpy()) for variable in problem.variables]
-    grads = [tf.constant(gradient.float().numpy()) for gradient in problem.gradients]
+    values, gradients = _arrays_of(problem)
+    variables, grads = list(map(tf.Variable, values)), list(map(tf.constant, gradients))
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
 
 

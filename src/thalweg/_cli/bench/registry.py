@@ -40,10 +40,14 @@ class BenchmarkedRule:
     norms: int = 0
 
     @property
+    def class_name(self) -> str:
+        """Return the registered name of the class, such as `v1:AdamOptimizer`, or ""."""
+        return "" if self.registry_entry is None else self.registry_entry.of
+
+    @property
     def label(self) -> str:
         """Return the library that runs the step: "torch" or "thalweg"."""
-        class_name = "" if self.registry_entry is None else self.registry_entry.of
-        return "torch" if class_name.startswith(TORCH) else "thalweg"
+        return "torch" if self.class_name.startswith(TORCH) else "thalweg"
 
     @property
     def slots(self) -> int:
@@ -53,17 +57,13 @@ class BenchmarkedRule:
     @property
     def keras(self) -> str | None:
         """Return the class name in Keras and `thalweg.keras.optimizers`; None of other classes."""
-        return (
-            None
-            if self.registry_entry is None or ":" in self.registry_entry.of
-            else self.registry_entry.of
-        )
+        return None if ":" in self.class_name else self.class_name or None
 
     @property
     def v1(self) -> str | None:
         """Return the class name in `thalweg.v1`; None of other classes."""
-        class_name = "" if self.registry_entry is None else self.registry_entry.of
-        return class_name.removeprefix(PREFIX) if class_name.startswith(PREFIX) else None
+        prefix, _, name = self.class_name.rpartition(":")
+        return name if f"{prefix}:" == PREFIX else None
 
 
 # The class in torch.optim, whether it is fused, and optax' function, by class in Keras or by rule.

@@ -10,6 +10,7 @@ from typing import Any
 
 from thalweg._cli.race import report
 from thalweg._cli.race.plot import COLORS, format_percent
+from thalweg._cli.race.standings import format_ranks
 from thalweg._cli.race.target.profile import LONGEST, RankedRun, curve_of, ratios_of
 from thalweg._cli.race.target.results import Results, StudyPlan
 from thalweg._cli.race.target.summary import Summary
@@ -65,7 +66,7 @@ def _draw_profiles(
     for index, run in enumerate(ranking):
         taus, fractions = curve_of(ratios[run.name])
         color, line = styles[run.name]
-        ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
+        ranks = format_ranks(run.first, run.last)
         axes.plot(
             taus, [fraction + CURVE_DISTANCE * (middle - index) for fraction in fractions],
             drawstyle="steps-post", color=color, linestyle=line, linewidth=1.8,
