@@ -15,6 +15,7 @@ from torch import nn
 import thalweg
 from thalweg import v1
 from thalweg._cli.bench.timing import Contender
+from thalweg._cli.race.run import set_threads
 
 BATCH, PIXELS, CLASSES = 64, 64, 10
 # Contradictory labels, because a model that has learned its labels has no gradients.
@@ -30,12 +31,8 @@ def sessions() -> list[Figure]:
     Both sides use one thread: matrices of 64 by 64 are too small to share, and how long a second
     thread takes to wake up depends on what came before it, not on who calls.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with set_threads(1):
         return [_compared("digits", 1), _compared("deep", 39)]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compared(name: str, hidden_layers: int) -> Figure:

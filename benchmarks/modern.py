@@ -11,6 +11,7 @@ from figure import Figure
 
 from thalweg import optim
 from thalweg._cli.bench import shapes, workload
+from thalweg._cli.race.run import set_threads
 
 DECAY = 0.01
 
@@ -61,16 +62,13 @@ OF_TORCH_ADAFACTOR = {"matrix": (1.0, ((64, 64),)), "gpt": (0.7, _GPT)}
 
 def rows() -> list[Figure]:
     """Measure Adafactor on ResNet-50 and on 3 x 3 kernels, then on one thread beside torch's."""
-    threads, figures = torch.get_num_threads(), _rows_beside_adamw()
-    torch.set_num_threads(1)
-    try:
+    figures = _rows_beside_adamw()
+    with set_threads(1):
         for name, (target, sizes) in OF_TORCH_ADAFACTOR.items():
             params = workload.make_tensors(shapes.of(name, sizes)).variables
             step = make_step(optim.Adafactor, params)
             torch_step = make_step(torch.optim.Adafactor, params)
             figures.append(beside_torch(f"rows_of_torch_{name}", step, torch_step, target))
-    finally:
-        torch.set_num_threads(threads)
     return figures
 
 
