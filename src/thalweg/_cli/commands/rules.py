@@ -56,19 +56,13 @@ def rules(as_json: bool) -> None:
     console = make_console()
     console.print(table)
     classic = [name for name in by_class() if ":" in name]
-    console.print(
+    for note in (
         f"Optimizers of TensorFlow 1, with its arguments: {', '.join(classic)}.",
-        style="dim", highlight=False,
-    )  # fmt: skip
-    console.print(
         f"Rules of thalweg.optim: {', '.join(torch_rules())}; with torch: before"
         " them torch's own, where it has them, can race and be timed.",
-        style="dim", highlight=False,
-    )  # fmt: skip
-    console.print(
         "Formula, hyperparameters with defaults, and source of one: thalweg show RULE",
-        style="dim", highlight=False,
-    )  # fmt: skip
+    ):
+        console.print(note, style="dim", highlight=False)
 
 
 @click.command()
