@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import optim
 
-from thalweg._cli.registry import OPTIM, TORCH, RegistryEntry, by_class, by_rule, named, spelled
+from thalweg._cli.registry import OPTIM, TORCH, RegistryEntry, by_rule, named, spelled
 from thalweg._cli.registry import V1 as PREFIX
 from thalweg._engines.pass_updates import count_read_streams
 from thalweg.formula import Rule
@@ -120,8 +120,7 @@ def _of_torch(name: str) -> BenchmarkedRule:
     )
 
 
-RULE_ENTRIES = {name: _entry_of(named) for name, named in by_rule().items()}
-CLASSES = {name: _entry_of(named) for name, named in by_class().items() if ":" in name}
+RULE_ENTRIES = {name: _entry_of(registry_entry) for name, registry_entry in by_rule().items()}
 # FtrlPower is not measured: its time is that of pow, independent of memory.
 ENTRIES = {rule.name: RULE_ENTRIES[rule.name] for rule in KERAS_RULES if rule.name != "FtrlPower"}
 V1 = {name: entry for name, entry in RULE_ENTRIES.items() if entry.keras is None}
@@ -136,7 +135,7 @@ def entry(name: str) -> BenchmarkedRule:
     spelling = spelled(name)
     if spelling.startswith((OPTIM, TORCH)):
         return _of_torch(spelling)
-    return RULE_ENTRIES.get(spelling) or CLASSES[spelling]
+    return _entry_of(named(spelling))
 
 
 def own(rule: Rule) -> BenchmarkedRule:
