@@ -38,10 +38,12 @@ def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | N
     return make(problem.variables, lr=RATE, **options).step
 
 
-def _arrays_of(problem: Workload) -> tuple[list[Any], list[Any]]:
-    """Return float32 NumPy arrays of the variables and of the gradients."""
-    variables = [variable.detach().float().numpy() for variable in problem.variables]
-    return variables, [gradient.float().numpy() for gradient in problem.gradients]
+def _convert(
+    problem: Workload, make_variable: Callable[[Any], Any], make_tensor: Callable[[Any], Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return another library's variables and gradients, made from float32 NumPy arrays."""
+    variables = [make_variable(var.detach().float().numpy()) for var in problem.variables]
+    return variables, [make_tensor(grad.float().numpy()) for grad in problem.gradients]
 
 
 def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
@@ -50,7 +52,7 @@ def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         return None
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
     transform = getattr(optax, entry.optax)(RATE, **entry.optax_options)
-    params, grads = (list(map(jax.numpy.asarray, arrays)) for arrays in _arrays_of(problem))
+    params, grads = _convert(problem, jax.numpy.asarray, jax.numpy.asarray)
     params_and_state = (params, transform.init(params))
 
     def update(params: object, state: object, grads: object) -> object:
@@ -74,9 +76,7 @@ def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         os.environ["KERAS_BACKEND"] = "torch"
     keras = importlib.import_module("keras")
     optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.registry_entry.options)
-    values, gradients = _arrays_of(problem)
-    variables = list(map(keras.Variable, values))
-    grads = list(map(keras.ops.convert_to_tensor, gradients))
+    variables, grads = _convert(problem, keras.Variable, keras.ops.convert_to_tensor)
     optimizer.build(variables)
 
     def step() -> None:
@@ -108,8 +108,7 @@ def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         return None
     tf = importlib.import_module("tensorflow")
     optimizer = getattr(tf.compat.v1.train, name)(RATE, **options)
-    values, gradients = _arrays_of(problem)
-    variables, grads = list(map(tf.Variable, values)), list(map(tf.constant, gradients))
+    variables, grads = _convert(problem, tf.Variable, tf.constant)
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
 
 
