@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from figure import Figure, compared
+from figure import Figure, compared, measure_ratio
 from loop import backward, model
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thalweg import optim
 from thalweg._cli.bench import roofline, shapes, workload
-from thalweg._cli.bench.timing import Contender, Timings, measure
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.optim.step_adapter import ParamGroupAdapter
 
 RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100
@@ -65,12 +65,12 @@ def classes() -> list[Figure]:
     figures: list[Figure] = []
     for name, kind in KINDS.items():
         problem = workload.make_tensors(shapes.resnet50())
-        step = _step(getattr(optim, name), problem.variables, kind.options)
+        step = make_step(getattr(optim, name), problem.variables, kind.options)
         forms = [form_name for form_name in FORMS if form_name != "torch fused" or name in FUSED]
         peers = [
             Contender(
                 form,
-                _step(getattr(torch.optim, name), problem.variables, kind.options, FORMS[form]),
+                make_step(getattr(torch.optim, name), problem.variables, kind.options, FORMS[form]),
             )
             for form in forms
         ]
@@ -92,14 +92,12 @@ def compiled() -> list[Figure]:
     figures: list[Figure] = []
     for name, kind in KINDS.items():
         problem = workload.make_tensors(shapes.resnet50())
-        own_step = _step(getattr(optim, name), problem.variables, kind.options)
-        torch_step = _step(
+        own_step = make_step(getattr(optim, name), problem.variables, kind.options)
+        torch_step = make_step(
             getattr(torch.optim, name), problem.variables, kind.options, wrap=torch.compile
         )
         contenders = [Contender("thalweg", own_step), Contender("torch compiled", torch_step)]
-        timings = measure(contenders, rounds=7, block=0.1)
-        figure = f"optim_compiled_{name}"
-        figures.append(compared(figure, timings, "thalweg", "torch compiled", kind.target))
+        figures.append(measure_ratio(f"optim_compiled_{name}", contenders, kind.target, rounds=7))
     return figures
 
 
@@ -108,23 +106,30 @@ def small() -> list[Figure]:
     figures: list[Figure] = []
     cases = ((1, 0.25, {}), (10, 0.25, {}), (100, 0.15, {}), (2000, 0.12, {}))
     for count, target, options in (*cases, (2000, 0.08, {"gradients": "flat"})):
-        timings = _beside_fused(_parameters(count, 1000), _parameters(count, 1000), options)
+        params, torch_params = (
+            workload.make_tensors(shapes.of("small", [(1000,)] * count)).variables for _ in range(2)
+        )
+        step = make_step(optim.Adam, params, options)
+        if options:  # flat gradients begin as zeros
+            for parameter, source in zip(params, torch_params, strict=True):
+                parameter.grad.copy_(source.grad)  # pyright: ignore[reportOptionalMemberAccess]
+        fused = make_step(torch.optim.Adam, torch_params, FORMS["torch fused"])
+        contenders = [Contender("thalweg", step), Contender("torch fused", fused)]
         name = f"optim_small{count}" + "_flat" * bool(options)
-        figures.append(compared(name, timings, "thalweg", "torch fused", target))
+        figures.append(measure_ratio(name, contenders, target, rounds=11))
     return figures
 
 
 def training() -> list[Figure]:
     """Measure the step alone, between forward-backward passes of a small model."""
     own_model, torch_model = model(), model()
-    step = _step(optim.Adam, list(own_model.parameters()), {})
-    fused = _step(torch.optim.Adam, list(torch_model.parameters()), FORMS["torch fused"])
+    step = make_step(optim.Adam, list(own_model.parameters()))
+    fused = make_step(torch.optim.Adam, list(torch_model.parameters()), FORMS["torch fused"])
     contenders = [
         Contender("thalweg", step, backward(own_model)),
         Contender("torch fused", fused, backward(torch_model)),
     ]
-    timings = measure(contenders, rounds=15, block=0.3)
-    return [compared("optim_training_loop", timings, "thalweg", "torch fused", 0.8)]
+    return [measure_ratio("optim_training_loop", contenders, 0.8, rounds=15, block=0.3)]
 
 
 def recipes() -> list[Figure]:
@@ -135,8 +140,7 @@ def recipes() -> list[Figure]:
         _scaled(torch.optim.AdamW(scaled_params[1], RATE, fused=True), scaled_params[1]),
     ]
     contenders = [Contender("thalweg", steps[0]), Contender("torch", steps[1])]
-    timings = measure(contenders, rounds=9, block=0.2)
-    figures = [compared("optim_scaler_clip_adamw", timings, "thalweg", "torch", 0.55)]
+    figures = [measure_ratio("optim_scaler_clip_adamw", contenders, 0.55, block=0.2)]
 
     sets = [_parameters_of(shapes.resnet50()) for _ in range(3)]
     module = torch.nn.ParameterList(sets[2])
@@ -144,16 +148,16 @@ def recipes() -> list[Figure]:
         # `ParameterList` has new parameters.
         parameter.grad = source.grad
     average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(AVERAGE))
-    fused = _step(torch.optim.Adam, list(module.parameters()), FORMS["torch fused"])
+    fused = make_step(torch.optim.Adam, list(module.parameters()), FORMS["torch fused"])
 
     def averaged() -> None:
         fused()
         average.update_parameters(module)
 
-    averaging = _step(optim.Adam, sets[0], {"ema_decay": AVERAGE})
+    averaging = make_step(optim.Adam, sets[0], {"ema_decay": AVERAGE})
     contenders = [
         Contender("averaged", averaging),
-        Contender("plain", _step(optim.Adam, sets[1], {})),
+        Contender("plain", make_step(optim.Adam, sets[1])),
         Contender("torch", averaged),
     ]
     timings = measure(contenders, rounds=9, block=0.2)
@@ -173,11 +177,11 @@ def masters() -> list[Figure]:
             parameter.grad = torch.randn_like(parameter)
         choose = partial(setattr, ParamGroupAdapter, "from_copies", is_read)
         choose()
-        step = _step(optim.Adam, narrow, {"masters": True})
+        step = make_step(optim.Adam, narrow, {"masters": True})
         contenders.append(Contender(name, step, choose))
-    timings = measure(contenders, rounds=15, block=0.2)
+    figure = measure_ratio("optim_masters_read", contenders, 1.08, rounds=15, block=0.2)
     ParamGroupAdapter.from_copies = True
-    return [compared("optim_masters_read", timings, "read", "only written", 1.08)]
+    return [figure]
 
 
 def groups() -> list[Figure]:
@@ -185,11 +189,10 @@ def groups() -> list[Figure]:
     sets = [_parameters_of(shapes.resnet50()) for _ in range(2)]
     parts = [{"params": sets[0][k::GROUPS], "lr": RATE * (1 + k)} for k in range(GROUPS)]
     contenders = [
-        Contender("100 groups", _step(optim.AdamW, parts, {})),
-        Contender("one", _step(optim.AdamW, sets[1], {})),
+        Contender("100 groups", make_step(optim.AdamW, parts)),
+        Contender("one", make_step(optim.AdamW, sets[1])),
     ]
-    timings = measure(contenders, rounds=9, block=0.1)
-    return [compared("optim_groups", timings, "100 groups", "one", 1.1)]
+    return [measure_ratio("optim_groups", contenders, 1.1)]
 
 
 def all_of_them() -> list[Figure]:
@@ -197,13 +200,28 @@ def all_of_them() -> list[Figure]:
     return [*classes(), *small(), *training(), *recipes(), *groups()]
 
 
-def _step(
+def beside_torch(
+    name: str, step: Callable[[], object], torch_step: Callable[[], object], target: float
+) -> Figure:
+    """Return the figure of a step's time in units of torch's step."""
+    contenders = [Contender("thalweg", step), Contender("torch", torch_step)]
+    return measure_ratio(name, contenders, target)
+
+
+def make_step(
     cls: Callable[..., Any],
     parameters: Sequence[Any],
     *options: Mapping[str, Any],
     wrap: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
 ) -> Callable[[], object]:
-    """Return the step of an optimizer after some warm-up steps."""
+    """Return the step of a new optimizer after some warm-up steps.
+
+    Args:
+        cls: The class of the optimizer.
+        parameters: The parameters, with gradients.
+        options: Arguments of the class besides the learning rate.
+        wrap: Optional. Compiles the step.
+    """
     arguments = {name: value for mapping in options for name, value in mapping.items()}
     step = cls(parameters, lr=RATE, **arguments).step
     step = step if wrap is None else wrap(step)
@@ -225,23 +243,6 @@ def _scaled(optimizer: Any, clipped: Sequence[Tensor]) -> Callable[[], object]:
         scaler.update()
 
     return step
-
-
-def _beside_fused(
-    params: Sequence[Tensor], torch_params: Sequence[Tensor], options: Mapping[str, Any]
-) -> Timings:
-    own_step = _step(optim.Adam, params, options)
-    if options:  # flat gradients begin as zeros
-        for parameter, source in zip(params, torch_params, strict=True):
-            parameter.grad.copy_(source.grad)  # pyright: ignore[reportOptionalMemberAccess]
-    torch_step = _step(torch.optim.Adam, torch_params, FORMS["torch fused"])
-    return measure(
-        [Contender("thalweg", own_step), Contender("torch fused", torch_step)], rounds=11
-    )
-
-
-def _parameters(count: int, size: int) -> list[Tensor]:
-    return _parameters_of(shapes.ShapeSet("small", ((size,),) * count, (torch.float32,) * count))
 
 
 def _parameters_of(shape_set: shapes.ShapeSet) -> list[Tensor]:

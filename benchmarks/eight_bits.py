@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from drop_ins import WARM_UP
-from figure import Figure, compared
+from drop_ins import DECAY, RATE, WARM_UP, beside_torch
+from figure import Figure
 from torch import Tensor
 
 from thalweg import optim
 from thalweg._cli.bench import shapes, workload
-from thalweg._cli.bench.timing import Contender, measure
 
-RATE, DECAY = 1e-4, 0.01
-SMALL = shapes.ShapeSet("small", ((5000,),) * 2000, (torch.float32,) * 2000)
+SMALL = shapes.of("small", [(5000,)] * 2000)
 STORAGES = ("8bit", "linear8")
 TARGETS = {"eight_bits": 0.9, "eight_bits_small": 0.30}  # of the time of torch's step
 
@@ -26,22 +24,7 @@ def eight_bits() -> list[Figure]:
         for storage in STORAGES:
             params = workload.make_tensors(shape_set).variables
             optimizer = optim.AdamW(params, lr=RATE, weight_decay=DECAY, state_storage=storage)
-            torch_optimizer = torch.optim.AdamW(params, lr=RATE, weight_decay=DECAY, fused=True)
-            contenders = [
-                Contender("thalweg", _warm(optimizer)),
-                Contender("torch", _warm(torch_optimizer)),
-            ]
-            timings = measure(contenders, rounds=9, block=0.1)
-            name, target = f"{prefix}_{storage}", TARGETS[prefix]
-            figures.append(compared(name, timings, "thalweg", "torch", target))
-            figures.append(
-                Figure(
-                    f"{name}_bytes",
-                    _bytes(optimizer, params),
-                    unit="B",
-                    note="of slots, per element",
-                )
-            )
+            figures += _compare(f"{prefix}_{storage}", optimizer, params, TARGETS[prefix], "slots")
     return figures
 
 
@@ -51,39 +34,31 @@ def split_weights() -> list[Figure]:
     for shape_set, name, target in (
         (shapes.resnet50(), "split_weights", 1.3), (SMALL, "split_weights_small", 0.30),
     ):  # fmt: skip
-        wide, narrow = (workload.make_tensors(shape_set).variables for _ in range(2))
-        narrow = [_as_bfloat(param) for param in narrow]
+        wide = workload.make_tensors(shape_set).variables
+        narrow = [as_bfloat16(param) for param in workload.make_tensors(shape_set).variables]
         optimizer = optim.AdamW(
             narrow, lr=RATE, weight_decay=DECAY, weights="split", state_storage="8bit"
         )
-        torch_optimizer = torch.optim.AdamW(wide, lr=RATE, weight_decay=DECAY, fused=True)
-        contenders = [
-            Contender("thalweg", _warm(optimizer)),
-            Contender("torch", _warm(torch_optimizer)),
-        ]
-        timings = measure(contenders, rounds=9, block=0.1)
-        figures.append(compared(name, timings, "thalweg", "torch", target))
-        state_bytes = _bytes(optimizer, narrow)
-        figures.append(
-            Figure(f"{name}_bytes", state_bytes, unit="B", note="of states, per element")
-        )
+        figures += _compare(name, optimizer, wide, target, "states")
     return figures
 
 
-def _as_bfloat(tensor: Tensor) -> Tensor:
-    converted_tensor = tensor.detach().to(torch.bfloat16).requires_grad_()
-    if tensor.grad is not None:
-        converted_tensor.grad = tensor.grad.to(torch.bfloat16)
-    return converted_tensor
+def as_bfloat16(param: Tensor) -> Tensor:
+    """Return a parameter of bfloat16 with the values and the gradient of `param`."""
+    narrow_param = param.detach().to(torch.bfloat16).requires_grad_()
+    narrow_param.grad = None if param.grad is None else param.grad.to(torch.bfloat16)
+    return narrow_param
 
 
-def _warm(optimizer: Any) -> Any:
+def _compare(
+    name: str, optimizer: Any, torch_params: list[Tensor], target: float, noun: str
+) -> list[Figure]:
+    """Return figures of time in units of torch's step on `torch_params`, and of bytes of state."""
+    torch_optimizer = torch.optim.AdamW(torch_params, lr=RATE, weight_decay=DECAY, fused=True)
     for _ in range(WARM_UP):
         optimizer.step()
-    return optimizer.step
-
-
-def _bytes(optimizer: Any, parameters: list[Tensor]) -> float:
-    """Return the bytes of slots per parameter element."""
+        torch_optimizer.step()
+    figure = beside_torch(name, optimizer.step, torch_optimizer.step, target)
     slots = [x for state in optimizer.state.values() for x in state.values() if x.dim()]
-    return sum(slot.nbytes for slot in slots) / sum(param.numel() for param in parameters)
+    size = sum(slot.nbytes for slot in slots) / sum(param.numel() for param in torch_params)
+    return [figure, Figure(f"{name}_bytes", size, unit="B", note=f"of {noun}, per element")]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from rich.table import Table
 
-from thalweg._cli.bench.timing import MAX_CORES_OF_OTHERS, Timings, busy_elsewhere
+from thalweg._cli.bench.timing import (
+    MAX_CORES_OF_OTHERS,
+    Contender,
+    Timings,
+    busy_elsewhere,
+    measure,
+)
 
 Sense = Literal["<=", ">="]
 _COLORS = {"yes": "green", "no": "red", "?": "yellow"}
@@ -72,9 +78,20 @@ class Figure:
         runs = f"median of {self.runs} runs" if self.runs > 1 else ""
         return "; ".join(part for part in (self.note or times, runs) if part)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a dictionary of JSON values."""
-        return asdict(self)
+
+def measure_ratio(
+    name: str,
+    contenders: Sequence[Contender],
+    target: float | None,
+    sense: Sense = "<=",
+    *,
+    rounds: int = 9,
+    block: float = 0.1,
+) -> Figure:
+    """Time contenders; return the first one's step time in units of the second's, as a figure."""
+    timings = measure(contenders, rounds=rounds, block=block)
+    first, second, *_ = contenders
+    return compared(name, timings, first.name, second.name, target, sense)
 
 
 def compared(

@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -127,24 +128,22 @@ def fast(step: Step) -> Step:
     return taken
 
 
-def others(params: list[Tensor]) -> Makers:
-    """Return Adam of installed packages."""
-    makers: Makers = {}
-    if importlib.util.find_spec("apex"):
-        makers["apex FusedAdam"] = lambda: (
-            (
-                importlib.import_module("apex.optimizers").FusedAdam(
-                    params, lr=RATE, adam_w_mode=False
-                )
-            ).step
-        )
-    if importlib.util.find_spec("bitsandbytes"):
-        makers["bitsandbytes Adam"] = lambda: (
-            (
-                importlib.import_module("bitsandbytes").optim.Adam(params, lr=RATE, optim_bits=32)
-            ).step
-        )
-    return makers
+def of_torch(make: Callable[..., Step]) -> Makers:
+    """Return steps of torch's forms; `make(**options)` builds the step of a form."""
+    return {name: partial(make, **options) for name, options in TORCHS.items()}
+
+
+def of_package(name: str, module: str, make: Callable[[Any], Step]) -> Makers:
+    """Return a step of another package; {} if the package is not installed.
+
+    Args:
+        name: The name of the step.
+        module: The module to import when the step is built.
+        make: Builds the step, from the module.
+    """
+    if not importlib.util.find_spec(module.partition(".")[0]):
+        return {}
+    return {name: lambda: make(importlib.import_module(module))}
 
 
 def adam(shape_set: shapes.ShapeSet, device: str) -> Makers:
@@ -154,8 +153,7 @@ def adam(shape_set: shapes.ShapeSet, device: str) -> Makers:
         OWN_NAME: lambda: optim.Adam(params, lr=RATE).step,
         "thalweg, math='fast'": lambda: fast(optim.Adam(params, lr=RATE).step),
     }
-    for name, options in TORCHS.items():
-        makers[name] = lambda how=options: torch.optim.Adam(params, lr=RATE, **how).step
+    makers |= of_torch(lambda **options: torch.optim.Adam(params, lr=RATE, **options).step)
     makers["torch.compile"] = lambda: compiled(torch.optim.Adam(params, lr=RATE, foreach=True).step)
     if device != "cpu":
         classes = {"thalweg in a graph": optim.Adam, "torch in a graph": torch.optim.Adam}
@@ -163,7 +161,17 @@ def adam(shape_set: shapes.ShapeSet, device: str) -> Makers:
             makers[name] = lambda kind=kind: captured(
                 kind(params, lr=RATE, capturable=True, fused=kind is torch.optim.Adam).step
             )
-    return makers | others(params)
+    return (
+        makers
+        | of_package(
+            "apex FusedAdam", "apex.optimizers",
+            lambda apex: apex.FusedAdam(params, lr=RATE, adam_w_mode=False).step,
+        )
+        | of_package(
+            "bitsandbytes Adam", "bitsandbytes",
+            lambda package: package.optim.Adam(params, lr=RATE, optim_bits=32).step,
+        )
+    )  # fmt: skip
 
 
 def pipeline(shape_set: shapes.ShapeSet, device: str) -> Makers:
@@ -188,11 +196,9 @@ def pipeline(shape_set: shapes.ShapeSet, device: str) -> Makers:
             optim.AdamW(params, lr=RATE, clip_grad_norm=1.0, fused_unscale=True), clips=False
         )
     }
-    for name, options in TORCHS.items():
-        makers[name] = lambda how=options: with_scaler(
-            torch.optim.AdamW(params, lr=RATE, **how), clips=True
-        )
-    return makers
+    return makers | of_torch(
+        lambda **options: with_scaler(torch.optim.AdamW(params, lr=RATE, **options), clips=True)
+    )
 
 
 def masters(shape_set: shapes.ShapeSet, device: str) -> Makers:
@@ -213,8 +219,7 @@ def masters(shape_set: shapes.ShapeSet, device: str) -> Makers:
         return step
 
     makers: Makers = {OWN_NAME: lambda: optim.Adam(params, lr=RATE, masters=True).step}
-    for name, options in TORCHS.items():
-        makers[name] = lambda how=options: with_torch(**how)
+    makers |= of_torch(with_torch)
     makers["torch.compile"] = lambda: compiled(with_torch(foreach=True))
     return makers
 
@@ -235,13 +240,11 @@ def narrow(shape_set: shapes.ShapeSet, device: str) -> Makers:
         name: lambda how=options: optim.AdamW(params, lr=RATE, **how).step
         for name, options in options_by_name.items()
     }
-    for name, options in TORCHS.items():
-        makers[name] = lambda how=options: torch.optim.AdamW(params, lr=RATE, **how).step
-    if importlib.util.find_spec("bitsandbytes"):
-        makers["bitsandbytes AdamW8bit"] = lambda: (
-            importlib.import_module("bitsandbytes").optim.AdamW8bit(params, lr=RATE).step
-        )
-    return makers
+    makers |= of_torch(lambda **options: torch.optim.AdamW(params, lr=RATE, **options).step)
+    return makers | of_package(
+        "bitsandbytes AdamW8bit", "bitsandbytes",
+        lambda package: package.optim.AdamW8bit(params, lr=RATE).step,
+    )  # fmt: skip
 
 
 def measuring(shape_set: shapes.ShapeSet, device: str) -> Makers:
@@ -260,10 +263,9 @@ def state_on_the_cpu(shape_set: shapes.ShapeSet, device: str) -> Makers:
     """Return Adam on bfloat16 with masters and slots on the CPU, and DeepSpeed's."""
     params = variables(shape_set, device, torch.bfloat16)
 
-    def with_deepspeed() -> Step:
-        kind = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    def with_deepspeed(module: Any) -> Step:
         wide = [var.detach().float().cpu().pin_memory().requires_grad_() for var in params]
-        optimizer = kind(wide, lr=RATE, adamw_mode=False)
+        optimizer = module.DeepSpeedCPUAdam(wide, lr=RATE, adamw_mode=False)
 
         def step() -> None:
             for master, var in zip(wide, params, strict=True):
@@ -278,9 +280,7 @@ def state_on_the_cpu(shape_set: shapes.ShapeSet, device: str) -> Makers:
     makers: Makers = {
         OWN_NAME: lambda: optim.Adam(params, lr=RATE, masters=True, state_device="cpu").step
     }
-    if importlib.util.find_spec("deepspeed"):
-        makers[DEEPSPEED] = with_deepspeed
-    return makers
+    return makers | of_package(DEEPSPEED, "deepspeed.ops.adam", with_deepspeed)
 
 
 def rows(device: str, height: int = ROWS, entries: int = ENTRIES) -> Makers:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from figure import Figure, compared
+from figure import Figure, measure_ratio
 from torch import nn
 
 import thalweg
 from thalweg import v1
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender
+from thalweg._cli.race.run import set_threads
 
 BATCH, PIXELS, CLASSES = 64, 64, 10
 # Contradictory labels, because a model that has learned its labels has no gradients.
@@ -30,12 +31,8 @@ def sessions() -> list[Figure]:
     Both sides use one thread: matrices of 64 by 64 are too small to share, and how long a second
     thread takes to wake up depends on what came before it, not on who calls.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with set_threads(1):
         return [_compared("digits", 1), _compared("deep", 39)]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compared(name: str, hidden_layers: int) -> Figure:
@@ -46,8 +43,7 @@ def _compared(name: str, hidden_layers: int) -> Figure:
         Contender("Session.run", _in_session(_model(hidden_layers), images, labels)),
         Contender("eager", _eagerly(_model(hidden_layers), images, labels)),
     ]
-    timings = measure(contenders, rounds=15, block=0.2)
-    return compared(f"session_{name}", timings, "Session.run", "eager", TARGET)
+    return measure_ratio(f"session_{name}", contenders, TARGET, rounds=15, block=0.2)
 
 
 def _model(hidden_layers: int) -> nn.Sequential:

@@ -162,14 +162,16 @@ def allocation() -> list[Figure]:
     entry, figures = registry.entry("Adam"), []
     for shape_set in (shapes.resnet50(), shapes.gpt2()):
         step = workload.thalweg_step(entry, workload.make_tensors(shape_set))
-        for _ in range(5):
-            step()
-        peak_bytes = memory.extra_bytes(step)
-        figures.append(
-            Figure(f"allocation_{shape_set.name}", peak_bytes / 1024, ROOM / 1024, unit="KiB",
-                   note="Python, NumPy and torch together, at most at once")
-        )  # fmt: skip
+        figures.append(measure_memory(f"allocation_{shape_set.name}", step, ROOM))
     return [*figures, _sparse_scratch()]
+
+
+def measure_memory(name: str, step: Step, limit: int) -> Figure:
+    """Measure the peak bytes that a step allocates temporarily, after five steps."""
+    for _ in range(5):
+        step()
+    note = "Python, NumPy and torch together, at most at once"
+    return Figure(name, memory.extra_bytes(step) / 1024, limit / 1024, unit="KiB", note=note)
 
 
 def _sparse_scratch() -> Figure:
@@ -214,9 +216,6 @@ def recompiling() -> list[Figure]:
 
 
 def _kernels() -> int:
-    files = (
-        len(list(kernel_cache.kernels_folder().glob("*.o")))
-        if kernel_cache.kernels_folder().is_dir()
-        else 0
-    )
-    return files + launch.update_kernel.cache_info().currsize
+    # A missing folder has no files.
+    files = list(kernel_cache.kernels_folder().glob("*.o"))
+    return len(files) + launch.update_kernel.cache_info().currsize

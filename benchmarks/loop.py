@@ -7,11 +7,11 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from figure import Figure, compared
+from figure import Figure, measure_ratio
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from thalweg._cli.bench.timing import Contender, busy_elsewhere, measure, no_collection, time_steps
+from thalweg._cli.bench.timing import Contender, busy_elsewhere, no_collection, time_steps
 from thalweg.keras.optimizers import Adam
 
 WIDTH, LAYERS, BATCH = 512, 6, 64
@@ -53,14 +53,11 @@ def training() -> list[Figure]:
     def step() -> None:
         optimizer.apply_gradients([(var.grad, var) for var in variables])
 
-    timings = measure(
-        [
-            Contender("thalweg", step, backward(own_model)),
-            Contender("torch fused", fused.step, backward(torch_model)),
-        ],
-        rounds=15, block=0.3,
-    )  # fmt: skip
-    return [compared("training_loop", timings, "thalweg", "torch fused", 0.75)]
+    contenders = [
+        Contender("thalweg", step, backward(own_model)),
+        Contender("torch fused", fused.step, backward(torch_model)),
+    ]
+    return [measure_ratio("training_loop", contenders, 0.75, rounds=15, block=0.3)]
 
 
 def dead_units() -> list[Figure]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg import optim
 from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.race.run import set_threads
 from thalweg.rules.modern.newton_schulz import triples
 
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
@@ -26,12 +27,8 @@ LARGE = 512  # from which on the products are what torch's step takes
 
 def matrices() -> list[Figure]:
     """Measure Muon on matrices of several sizes, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with set_threads(1):
         return [figure for name, sizes in SHAPES.items() for figure in _figures(name, sizes)]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _figures(name: str, sizes: Sequence[tuple[int, int]]) -> list[Figure]:

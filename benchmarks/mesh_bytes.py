@@ -8,11 +8,8 @@ sends each rank's shards of parameters, or of momenta, to all ranks that have ot
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,8 +66,8 @@ def _all_gather(params: Sequence[Any]) -> int:
     return sent
 
 
-def _measured(file: str) -> None:
-    """Measure on one rank; rank 0 writes a file with the mean bytes of a rank and a step."""
+def _measured() -> dict[str, dict[str, float]]:
+    """Measure on one rank; return the mean bytes that a rank sends in a step, by mesh and rule."""
     torch.set_num_threads(1)
     ranks = Strategy().ranks
     sent = [0]
@@ -96,16 +93,7 @@ def _measured(file: str) -> None:
             total = torch.tensor([float(sent[0])])
             ranks.add(total)
             row[rule] = total.item() / ranks.size / STEPS
-    if ranks.rank == 0:
-        Path(file).write_text(json.dumps(report))
-
-
-def measured() -> dict[str, dict[str, float]]:
-    """Return the mean bytes that a rank sends in a step, by mesh and rule."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        launch_ranks(4, _measured, str(file))
-        return json.loads(file.read_text())
+    return report
 
 
 def print_table() -> None:
@@ -113,6 +101,6 @@ def print_table() -> None:
     table = Table(title="kB that each of 4 ranks sends in a step")
     for heading in ("mesh", "all-gather", *RULES):
         table.add_column(heading, justify="right")
-    for mesh, row in measured().items():
+    for mesh, row in launch_ranks(4, _measured).items():
         table.add_row(mesh, *(f"{row[name] / 1e3:.0f}" for name in ("all-gather", *RULES)))
     Console(width=110).print(table)

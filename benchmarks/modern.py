@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from drop_ins import WARM_UP
-from figure import Figure, compared
-from torch import Tensor
+from drop_ins import beside_torch, make_step
+from figure import Figure
 
 from thalweg import optim
 from thalweg._cli.bench import shapes, workload
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.race.run import set_threads
 
-RATE, DECAY = 1e-4, 0.01
-SMALL = shapes.ShapeSet("small", ((1000,),) * 2000, (torch.float32,) * 2000)
+DECAY = 0.01
 
 
 class Kind(NamedTuple):
@@ -45,16 +43,13 @@ SMALL_TARGET = 0.25
 def modern() -> list[Figure]:
     """Measure each class on ResNet-50, and on 2,000 tensors of 1,000 elements."""
     figures: list[Figure] = []
-    for shape_set, prefix in ((shapes.resnet50(), "modern"), (SMALL, "modern_small")):
+    for shape_set, prefix in ((shapes.resnet50(), "modern"), (shapes.small2000(), "modern_small")):
         for name, kind in KINDS.items():
             params = workload.make_tensors(shape_set).variables
-            contenders = [
-                Contender("thalweg", _step(getattr(optim, name), params, kind.options)),
-                Contender("torch", _step(torch.optim.AdamW, params, {"fused": True})),
-            ]
-            timings = measure(contenders, rounds=9, block=0.1)
+            step = make_step(getattr(optim, name), params, kind.options)
+            torch_step = make_step(torch.optim.AdamW, params, {"fused": True})
             target = kind.target if prefix == "modern" else SMALL_TARGET
-            figures.append(compared(f"{prefix}_{name}", timings, "thalweg", "torch", target))
+            figures.append(beside_torch(f"{prefix}_{name}", step, torch_step, target))
     return figures
 
 
@@ -67,41 +62,21 @@ OF_TORCH_ADAFACTOR = {"matrix": (1.0, ((64, 64),)), "gpt": (0.7, _GPT)}
 
 def rows() -> list[Figure]:
     """Measure Adafactor on ResNet-50 and on 3 x 3 kernels, then on one thread beside torch's."""
-    threads, figures = torch.get_num_threads(), _rows_beside_adamw()
-    torch.set_num_threads(1)
-    try:
+    figures = _rows_beside_adamw()
+    with set_threads(1):
         for name, (target, sizes) in OF_TORCH_ADAFACTOR.items():
-            shape_set = shapes.ShapeSet(name, sizes, (torch.float32,) * len(sizes))
-            params = workload.make_tensors(shape_set).variables
-            contenders = [
-                Contender("thalweg", _step(optim.Adafactor, params, {})),
-                Contender("torch", _step(torch.optim.Adafactor, params, {})),
-            ]
-            timings = measure(contenders, rounds=9, block=0.1)
-            figures.append(compared(f"rows_of_torch_{name}", timings, "thalweg", "torch", target))
-    finally:
-        torch.set_num_threads(threads)
+            params = workload.make_tensors(shapes.of(name, sizes)).variables
+            step = make_step(optim.Adafactor, params)
+            torch_step = make_step(torch.optim.Adafactor, params)
+            figures.append(beside_torch(f"rows_of_torch_{name}", step, torch_step, target))
     return figures
 
 
 def _rows_beside_adamw() -> list[Figure]:
     figures: list[Figure] = []
-    kernels = shapes.ShapeSet("kernels", ((512, 512, 3, 3),), (torch.float32,))
-    for shape_set in (shapes.resnet50(), kernels):
+    for shape_set in (shapes.resnet50(), shapes.of("kernels", [(512, 512, 3, 3)])):
         params = workload.make_tensors(shape_set).variables
-        contenders = [
-            Contender("thalweg", _step(optim.Adafactor, params, {})),
-            Contender("torch", _step(torch.optim.AdamW, params, {"fused": True})),
-        ]
-        timings = measure(contenders, rounds=9, block=0.1)
-        figures.append(
-            compared(f"rows_Adafactor_{shape_set.name}", timings, "thalweg", "torch", 1.0)
-        )
+        step = make_step(optim.Adafactor, params)
+        torch_step = make_step(torch.optim.AdamW, params, {"fused": True})
+        figures.append(beside_torch(f"rows_Adafactor_{shape_set.name}", step, torch_step, 1.0))
     return figures
-
-
-def _step(cls: Any, parameters: list[Tensor], options: Mapping[str, Any]) -> Any:
-    step = cls(parameters, lr=RATE, **options).step
-    for _ in range(WARM_UP):
-        step()
-    return step

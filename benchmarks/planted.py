@@ -156,8 +156,8 @@ class Plant(NamedTuple):
     is_silent: bool = False
 
 
-def _nothing(training: Training) -> None:
-    pass
+def do_nothing(training: Training) -> None:
+    """Leave a training as it is."""
 
 
 def _named(training: Training, name: str) -> nn.Parameter:
@@ -168,15 +168,20 @@ def _raise_rate(training: Training) -> None:
     training.rates[training.group] = 30 * RATE
 
 
-def _explode(training: Training) -> None:
+def explode(training: Training) -> None:
     """Add a term with the wrong sign to the loss, which increases large logits further."""
-    layer = training.model.layers[0]
+    layer: Any = training.model.layers[0]
+    training.term = lambda: -0.1 * (layer.queries.weight @ layer.keys.weight.T).square().sum()
 
-    def push() -> Tensor:
-        logits = layer.queries.weight @ layer.keys.weight.T
-        return -0.1 * logits.square().sum()
 
-    training.term = push
+def scale_weight(name: str, factor: float) -> Callable[[Training], None]:
+    """Return a function that multiplies a parameter of a training by a factor."""
+
+    def scale(training: Training) -> None:
+        with torch.no_grad():
+            _named(training, name).mul_(factor)
+
+    return scale
 
 
 def _lose_moments(training: Training) -> None:
@@ -186,11 +191,6 @@ def _lose_moments(training: Training) -> None:
 
 def _one_token(training: Training) -> None:
     training.all_tokens = 10
-
-
-def _enlarge(training: Training) -> None:
-    with torch.no_grad():
-        _named(training, "scores.weight").mul_(100)
 
 
 def _kill(training: Training) -> None:
@@ -216,27 +216,24 @@ def _stop_group(training: Training) -> None:
     training.groups[WIDE] = {"lr": 0.0}
 
 
-def _grow(training: Training) -> None:
-    with torch.no_grad():
-        _named(training, WIDE).mul_(1.02)
-
-
 WIDE = "layers.1.wide.weight"
 PLANTS = (
-    Plant("a layer's rate x 30", WIDE, FAULT_STEP, _nothing, _raise_rate),
+    Plant("a layer's rate x 30", WIDE, FAULT_STEP, do_nothing, _raise_rate),
     Plant("an attention logit explodes",
-          r"layers\.0\.(queries|keys)\.weight", FAULT_STEP, _nothing, _explode),
-    Plant("a resume without moments", ".*", FAULT_STEP, _nothing, _lose_moments),
+          r"layers\.0\.(queries|keys)\.weight", FAULT_STEP, do_nothing, explode),
+    Plant("a resume without moments", ".*", FAULT_STEP, do_nothing, _lose_moments),
     Plant("one token hits one row of the embedding",
-          r"characters\.weight|batch", FAULT_STEP, _nothing, _one_token),
-    Plant("a layer's first weights x 100", r"scores\.weight", 1, _enlarge, _nothing),
+          r"characters\.weight|batch", FAULT_STEP, do_nothing, _one_token),
+    Plant("a layer's first weights x 100", r"scores\.weight", 1,
+          scale_weight("scores.weight", 100), do_nothing),
     Plant("a dead layer",
-          r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", FAULT_STEP, _nothing, _kill, True),
+          r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", FAULT_STEP, do_nothing, _kill, True),
     Plant("bfloat16 weights that lose updates",
-          r"layers\.1\.narrow\..*", 1, _narrow, _nothing, True),
-    Plant("a frozen layer", WIDE, 1, _freeze, _nothing, True),
-    Plant("a group with a rate of 0", WIDE, 1, _stop_group, _nothing, True),
-    Plant("weights that grow without bound", WIDE, FAULT_STEP, _nothing, _grow, True),
+          r"layers\.1\.narrow\..*", 1, _narrow, do_nothing, True),
+    Plant("a frozen layer", WIDE, 1, _freeze, do_nothing, True),
+    Plant("a group with a rate of 0", WIDE, 1, _stop_group, do_nothing, True),
+    Plant("weights that grow without bound", WIDE, FAULT_STEP, do_nothing,
+          scale_weight(WIDE, 1.02), True),
 )  # fmt: skip
 CLEAN = ("adamw", "sgd", "cosine", "small batches")
 

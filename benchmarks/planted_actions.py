@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
-from planted import CLEAN, WIDE, Training
+from planted import CLEAN, WIDE, Training, do_nothing, explode, scale_weight
 
 from thalweg import optim
 from thalweg.errors import NumericsWarning
@@ -77,25 +77,8 @@ def _multiply_rates(factor: float) -> Callable[[Training], object]:
     return multiply
 
 
-def _scale_weight(name: str, factor: float) -> Callable[[Training], object]:
-    def scale(training: Training) -> None:
-        with torch.no_grad():
-            dict(training.model.named_parameters())[name].mul_(factor)
-
-    return scale
-
-
 def _set(name: str, setting: object) -> Callable[[Training], object]:
     return lambda training: setattr(training, name, setting)
-
-
-def _nothing(training: Training) -> None:
-    pass
-
-
-def _explode(training: Training) -> None:
-    layer: Any = training.model.layers[0]
-    training.term = lambda: -0.1 * (layer.queries.weight @ layer.keys.weight.T).square().sum()
 
 
 FAULTS = (
@@ -107,8 +90,8 @@ FAULTS = (
     Fault("batches with shuffled targets", 5, _set("shuffles", True), _set("shuffles", False)),
     Fault("gradients of the wrong sign, x 30", 5, _scale_grads(-30.0), _restore_grads),
     Fault("rates x 100", 1, _multiply_rates(100), _multiply_rates(1 / 100)),
-    Fault("a layer's weights x 30", 1, _scale_weight(WIDE, 30.0), _nothing),
-    Fault("an attention logit explodes", 5, _explode, _set("term", None)),
+    Fault("a layer's weights x 30", 1, scale_weight(WIDE, 30.0), do_nothing),
+    Fault("an attention logit explodes", 5, explode, _set("term", None)),
 )
 
 

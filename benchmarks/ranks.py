@@ -10,10 +10,7 @@ bytes; one thread a rank, gloo. All take turns in the same processes. With --byt
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -130,8 +127,8 @@ def _timed(step: Step) -> float:
     return (perf_counter() - begin) / STEPS
 
 
-def _measured(file: str) -> None:
-    """Measure on one rank; rank 0 writes a file with the seconds by payload and contender."""
+def _measured() -> dict[str, Any]:
+    """Measure on one rank; return the seconds of each round by payload and contender."""
     torch.set_num_threads(1)
     ranks = Strategy().ranks
     report: dict[str, Any] = {}
@@ -152,21 +149,12 @@ def _measured(file: str) -> None:
                     times[name].append(_timed(steps[name]))
             cores = (busy_elsewhere() - busy) / (perf_counter() - began) - (ranks.size - 1)
         report[payload] = {"times": times, "slots": slots, "others": max(cores, 0.0)}
-    if ranks.rank == 0:
-        Path(file).write_text(json.dumps(report))
-
-
-def measured(count: int) -> dict[str, Any]:
-    """Return the seconds of each round by payload and contender, on `count` ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        launch_ranks(count, _measured, str(file))
-        return json.loads(file.read_text())
+    return report
 
 
 def ranks() -> list[Figure]:
     """Measure steps on two ranks in units of torch's."""
-    report = measured(2)
+    report = launch_ranks(2, _measured)
     slots = report[TARGET_PAYLOADS[0]]["slots"]
     figures = [
         Figure(
@@ -221,7 +209,7 @@ def main() -> None:
     if options.bytes:
         mesh_bytes.print_table()
     else:
-        _print({count: measured(count) for count in options.ranks})
+        _print({count: launch_ranks(count, _measured) for count in options.ranks})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return a dictionary of plain values."""
-        groups = {
-            name: [figure.as_json() for figure in group] for name, group in self.groups.items()
-        }
-        return {
-            "machine": self.machine,
-            "is_one_run": self.is_one_run,
-            "elsewhere": self.elsewhere,
-            "groups": groups,
-        }
+        return asdict(self)
 
     def save(self, path: Path = FILE) -> None:
         """Write the file."""

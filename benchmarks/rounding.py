@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from drop_ins import WARM_UP
+from drop_ins import DECAY, RATE, WARM_UP
+from eight_bits import as_bfloat16
 from figure import Figure, compared
 
 from thalweg import optim
 from thalweg._cli.bench import shapes, workload
 from thalweg._cli.bench.timing import Contender, measure
 
-RATE, DECAY = 1e-4, 0.01
 # Maximum additional time of random bits, in units of torch's step.
 MAX_DIFFERENCE = 0.3
 NEAREST, STOCHASTIC = "nearest", "stochastic"
@@ -21,9 +21,7 @@ NEAREST, STOCHASTIC = "nearest", "stochastic"
 def rounding() -> list[Figure]:
     """Measure both roundings on ResNet-50, in units of torch's fused AdamW on float32."""
     wide = workload.make_tensors(shapes.resnet50()).variables
-    bfloat_params = [param.detach().to(torch.bfloat16).requires_grad_() for param in wide]
-    for param, source in zip(bfloat_params, wide, strict=True):
-        param.grad = None if source.grad is None else source.grad.to(torch.bfloat16)
+    bfloat_params = [as_bfloat16(param) for param in wide]
     makers = {
         NEAREST: optim.AdamW(bfloat_params, lr=RATE, weight_decay=DECAY),
         STOCHASTIC: optim.AdamW(bfloat_params, lr=RATE, weight_decay=DECAY, round="stochastic"),

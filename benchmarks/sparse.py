@@ -7,10 +7,10 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from figure import Figure, compared
+from figure import Figure, measure_ratio
 from torch import Tensor
 
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender
 from thalweg.keras.optimizers import SGD, Adagrad, Adamax
 from thalweg.v1.contrib.opt import LazyAdamOptimizer
 
@@ -58,9 +58,7 @@ def rows() -> list[Figure]:
             Contender(title, step_of(make(), table_of(count), gradients_of(count)))
             for title, count in (("1,000,000 rows", LARGE), ("100,000 rows", SMALL))
         ]
-        timings = measure(contenders, rounds=11, block=0.1)
-        large, small = (contender.name for contender in contenders)
-        figures.append(compared(f"sparse_rows_{name}", timings, large, small, 1.2))
+        figures.append(measure_ratio(f"sparse_rows_{name}", contenders, 1.2, rounds=11))
     return figures
 
 
@@ -89,11 +87,6 @@ def _against(
         table.grad = next(supply)
         torch_optimizer.step()
 
-    timings = measure(
-        [
-            Contender("thalweg", step_of(own_optimizer, table_of(LARGE), gradients)),
-            Contender("torch", torch_step),
-        ],
-        rounds=11, block=0.1,
-    )  # fmt: skip
-    return compared(title, timings, "torch", "thalweg", target, ">=")
+    own_step = step_of(own_optimizer, table_of(LARGE), gradients)
+    contenders = [Contender("torch", torch_step), Contender("thalweg", own_step)]
+    return measure_ratio(title, contenders, target, ">=", rounds=11)

@@ -3,16 +3,12 @@
 Steps of several rules (`Mixed`, SGD with and without momentum) are compared with equivalent torch
 optimizers, and a rule that torch lacks (LAMB) with AdamW.
 
-    python benchmarks/steady.py [--face keras] [--repeats N]
-
 Processor time of one thread, interleaved, the lowest fifth of the repeats: warm, with new gradients
 at each step, cold, with 64 MB written between two steps, and between the passes of a training.
-`figures.py` has the same as figures with targets.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,10 +22,10 @@ from torch.nn import Parameter
 from thalweg import Variable, optim
 from thalweg.keras import optimizers
 
+Make = Callable[[list[Parameter]], Any]
 SIZES = ((1, 64), (10, 64), (100, 64), (2000, 64), (2000, 1000))
-MODES = ("warm", "new", "cold")
 COLD = 16 << 20  # floats
-LOOP = "loop"
+REPEATS = 200
 
 # The most of torch's time that a step may take, by number of tensors: warm, with new gradients, and
 # cold; and in the loop of a training.
@@ -47,34 +43,29 @@ class Cost(NamedTuple):
     wall: float
 
 
-class Row(NamedTuple):
-    """Measurement of a step.
+class Comparison(NamedTuple):
+    """Costs of a step of Thalweg and of a peer's.
 
     Attributes:
-        name: The tensors.
-        mode: The state of caches and gradients before the step.
-        own_cost, torch_cost: The costs of thalweg and of torch.
-        replayed: The share of the steps that were one native call.
-        target: The maximum ratio of processor times, or None.
+        own_cost, peer_cost: The costs.
+        replayed: The share of Thalweg's steps that were one native call.
     """
 
-    name: str
-    mode: str
     own_cost: Cost
-    torch_cost: Cost
+    peer_cost: Cost
     replayed: float
-    target: float | None
 
-    @property
-    def ratio(self) -> float:
-        return self.own_cost.processor / self.torch_cost.processor
+    def as_figure(self, name: str, target: float | None, peer_name: str = "torch fused") -> Figure:
+        """Return the figure of processor time in units of the peer's; the note has the others."""
+        own_cost, peer_cost = self.own_cost, self.peer_cost
+        note = (
+            f"{own_cost.processor:.3g} us of the processor, {peer_name} {peer_cost.processor:.3g};"
+            f" wall {own_cost.wall / peer_cost.wall:.3g} x; {self.replayed:.0%} in one call"
+        )
+        return Figure(name, own_cost.processor / peer_cost.processor, target, note=note)
 
-    @property
-    def wall(self) -> float:
-        return self.own_cost.wall / self.torch_cost.wall
 
-
-class OfTorch:
+class TorchLoop:
     """Loop of an optimizer with torch's interface.
 
     Args:
@@ -82,18 +73,21 @@ class OfTorch:
         make: Builds the optimizer from parameters.
     """
 
-    def __init__(self, params: list[Parameter], make: Callable[[list[Parameter]], Any]) -> None:
+    def __init__(self, params: list[Parameter], make: Make) -> None:
         self.params = params
         self.optimizer = make(params)
 
     def give(self, gradients: Sequence[Tensor]) -> None:
+        """Set the gradients of the next step."""
         for param, grad in zip(self.params, gradients, strict=True):
             param.grad = grad
 
     def gradients(self) -> list[Any]:
+        """Return the gradients of the last step."""
         return [param.grad for param in self.params]
 
     def step(self) -> None:
+        """Take a step."""
         self.optimizer.step()
 
     def taken(self) -> int:
@@ -101,30 +95,39 @@ class OfTorch:
         return getattr(self.optimizer.step_cache.replay, "taken", 0)
 
 
-class OfKeras:
-    """Loop of thalweg's Keras Adam through `apply_gradients`."""
+class PairsLoop:
+    """Loop of an optimizer with `apply_gradients`.
 
-    def __init__(self, variables: Sequence[Tensor]) -> None:
-        self.variables = variables
-        self.optimizer = optimizers.Adam()
+    Args:
+        variables: The variables.
+        optimizer: The optimizer.
+        options: Arguments of `apply_gradients` besides the pairs.
+    """
+
+    def __init__(self, variables: Sequence[Tensor], optimizer: Any, **options: Any) -> None:
+        self.variables, self.optimizer, self.options = variables, optimizer, options
 
     def give(self, gradients: Sequence[Tensor]) -> None:
+        """Set the gradients of the next step."""
         self.pairs = list(zip(gradients, self.variables, strict=True))
 
     def gradients(self) -> list[Any]:
+        """Return the gradients of the last step."""
         return [grad for grad, _ in self.pairs]
 
     def step(self) -> None:
-        self.optimizer.apply_gradients(self.pairs)
+        """Take a step."""
+        self.optimizer.apply_gradients(self.pairs, **self.options)
 
     def taken(self) -> int:
+        """Return the number of steps that were one native call."""
         return getattr(self.optimizer._plans.now().replay, "taken", 0)
 
 
-class Several(OfTorch):
+class HalvesLoop(TorchLoop):
     """Loop of two torch optimizers, one per half of the parameters."""
 
-    def __init__(self, params: list[Parameter], *make: Callable[[list[Parameter]], Any]) -> None:
+    def __init__(self, params: list[Parameter], *make: Make) -> None:
         half = len(params) // 2
         super().__init__(params[:half], make[0])
         self.params, self._second_optimizer = params, make[1](params[half:])
@@ -134,69 +137,91 @@ class Several(OfTorch):
         self._second_optimizer.step()
 
 
-def _of_torch(params: list[Parameter]) -> OfTorch:
-    return OfTorch(params, lambda params: torch.optim.Adam(params, fused=True))
+def make_params(count: int, size: int, dtype: torch.dtype = torch.float32) -> list[Parameter]:
+    """Return parameters of random numbers."""
+    return [Parameter(torch.randn(size).to(dtype)) for _ in range(count)]
 
 
-def _here(face: str, values: Sequence[Tensor]) -> Any:
+def _fused_adam(params: list[Parameter]) -> TorchLoop:
+    return TorchLoop(params, lambda params: torch.optim.Adam(params, fused=True))
+
+
+def _own_adam(face: str, params: list[Parameter]) -> Any:
     if face == "keras":
-        return OfKeras([Variable(value) for value in values])
-    return OfTorch([Parameter(value) for value in values], optim.Adam)
+        return PairsLoop([Variable(param.detach()) for param in params], optimizers.Adam())
+    return TorchLoop(params, optim.Adam)
 
 
-def cost(loop: Any) -> Cost:
-    """Return the cost of a step in this thread."""
+def _cost_of(loop: Any) -> Cost:
+    """Take a step; return its cost in this thread."""
     wall, begin = time.perf_counter_ns(), time.thread_time_ns()
     loop.step()
     return Cost((time.thread_time_ns() - begin) / 1e3, (time.perf_counter_ns() - wall) / 1e3)
 
 
-def lowest(costs: Sequence[Cost]) -> Cost:
-    return Cost(*(sorted(times)[len(times) // 5] for times in zip(*costs, strict=True)))
+def lowest_fifth(times: Sequence[float]) -> float:
+    """Return the largest of the lowest fifth of times."""
+    return sorted(times)[len(times) // 5]
 
 
-def compared(
-    own_loop: Any, torch_loop: Any, rounds: int, prepare: Callable[[Any], object]
-) -> tuple[Cost, Cost, float]:
-    """Return both costs after `prepare` of each loop, and the share of replayed steps."""
-    costs_by_loop: dict[Any, list[Cost]] = {own_loop: [], torch_loop: []}
+def compare_loops(
+    own_loop: Any,
+    peer_loop: Any,
+    rounds: int,
+    prepare: Callable[[Any], object],
+    summarize: Callable[[Sequence[float]], float] = lowest_fifth,
+) -> Comparison:
+    """Take steps of two loops in turn and return their costs.
+
+    Args:
+        own_loop: A loop of Thalweg.
+        peer_loop: The loop to compare with.
+        rounds: The number of steps of each.
+        prepare: Called with a loop before each of its steps.
+        summarize: Returns one number of the times of all rounds.
+    """
+    costs_by_loop: dict[Any, list[Cost]] = {own_loop: [], peer_loop: []}
     replayed_before = own_loop.taken()
     for _ in range(rounds):
         for loop, costs in costs_by_loop.items():
             prepare(loop)
-            costs.append(cost(loop))
-    return (
-        lowest(costs_by_loop[own_loop]),
-        lowest(costs_by_loop[torch_loop]),
-        (own_loop.taken() - replayed_before) / rounds,
+            costs.append(_cost_of(loop))
+    own_cost, peer_cost = (
+        Cost(*map(summarize, zip(*costs, strict=True))) for costs in costs_by_loop.values()
     )
+    return Comparison(own_cost, peer_cost, (own_loop.taken() - replayed_before) / rounds)
 
 
-def small(face: str, repeats: int) -> Iterator[Row]:
-    """Yield rows of steps over tensors of few elements."""
+def warm_up(
+    loops: Sequence[Any], count: int, size: int, dtype: torch.dtype = torch.float32
+) -> None:
+    """Give loops of `count` tensors random gradients, and take four steps of each."""
+    for loop in loops:
+        loop.give([torch.randn(size).to(dtype) for _ in range(count)])
+    for loop in (*loops,) * 4:
+        loop.step()
+
+
+def _measure_sizes(face: str, repeats: int) -> Iterator[Figure]:
     scratch = torch.zeros(COLD)
-    ways: dict[str, Callable[[Any], object]] = {
+    modes: dict[str, Callable[[Any], object]] = {
         "warm": lambda loop: None,
-        "new": _with_new,
-        "cold": lambda own: scratch.add_(1),
+        "new": _renew,
+        "cold": lambda loop: scratch.add_(1),
     }
     for count, size in SIZES:
-        own_loop = _here(face, [torch.randn(size) for _ in range(count)])
-        torch_loop = _of_torch([Parameter(torch.randn(size)) for _ in range(count)])
-        for loop in (own_loop, torch_loop):
-            loop.give([torch.randn(size) for _ in range(count)])
-        for loop in (own_loop, torch_loop) * 4:
-            loop.step()
+        loops = _own_adam(face, make_params(count, size)), _fused_adam(make_params(count, size))
+        warm_up(loops, count, size)
         rounds = max(10, repeats if count < 2000 else repeats // 8)
         target, cold_target = TARGETS[face][count]
-        for mode in MODES:
-            costs = compared(own_loop, torch_loop, rounds, ways[mode])
-            yield Row(f"{count} of {size}", mode, *costs, cold_target if mode == "cold" else target)
+        for mode, prepare in modes.items():
+            yield compare_loops(*loops, rounds, prepare).as_figure(
+                f"steady_{face}_{mode}_{count}x{size}", cold_target if mode == "cold" else target
+            )
 
 
 def _mixed(params: list[Parameter]) -> Any:
-    first_half, second_half = _halves(params, {"rule": "AdamW"}, {"rule": "SGD", "momentum": 0.9})
-    return optim.Mixed([first_half, second_half])
+    return optim.Mixed(_halves(params, {"rule": "AdamW"}, {"rule": "SGD", "momentum": 0.9}))
 
 
 def _halves(params: list[Parameter], *options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -207,11 +232,12 @@ def _halves(params: list[Parameter], *options: dict[str, Any]) -> list[dict[str,
     ]
 
 
-def _sgd(home: Any, **how: Any) -> Callable[[list[Parameter]], Any]:
-    return lambda params: home.SGD(_halves(params, {"momentum": 0.9}, {}), lr=0.1, **how)
+def _sgd(package: Any, **options: Any) -> Make:
+    return lambda params: package.SGD(_halves(params, {"momentum": 0.9}, {}), lr=0.1, **options)
 
 
-def _adamw(params: list[Parameter]) -> Any:
+def fused_adamw(params: list[Parameter]) -> Any:
+    """Return torch's fused AdamW."""
     return torch.optim.AdamW(params, fused=True)
 
 
@@ -221,105 +247,64 @@ def _momentum(params: list[Parameter]) -> Any:
 
 # What is measured beside Adam: here and in torch.
 RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "Mixed": (lambda own: OfTorch(own, _mixed), lambda own: Several(own, _adamw, _momentum)),
-    "two SGD": (
-        lambda own: OfTorch(own, _sgd(optim)),
-        lambda own: OfTorch(own, _sgd(torch.optim, fused=True)),
+    "Mixed": (
+        lambda own: TorchLoop(own, _mixed),
+        lambda own: HalvesLoop(own, fused_adamw, _momentum),
     ),
-    "LAMB": (lambda own: OfTorch(own, optim.LAMB), lambda own: OfTorch(own, _adamw)),
+    "two_SGD": (
+        lambda own: TorchLoop(own, _sgd(optim)),
+        lambda own: TorchLoop(own, _sgd(torch.optim, fused=True)),
+    ),
+    "LAMB": (lambda own: TorchLoop(own, optim.LAMB), lambda own: TorchLoop(own, fused_adamw)),
 }
 
 
-def of_rules(repeats: int) -> Iterator[Row]:
-    """Yield rows of mixed rules and of LAMB, with new gradients at each step."""
-    for name, makers in RULES.items():
+def _measure_rules(repeats: int) -> Iterator[Figure]:
+    """Yield figures of mixed rules and of LAMB, with new gradients at each step."""
+    for name, (make_own, make_peer) in RULES.items():
         for count, size in ((2, 64), (10, 64), (100, 64)):
-            own_loop, torch_loop = (
-                make([Parameter(torch.randn(size)) for _ in range(count)]) for make in makers
-            )
-            for loop in (own_loop, torch_loop):
-                loop.give([torch.randn(size) for _ in range(count)])
-            for loop in (own_loop, torch_loop) * 4:
-                loop.step()
-            costs = compared(own_loop, torch_loop, repeats, _with_new)
-            yield Row(f"{name}, {count} of {size}", "new", *costs, None)
+            loops = make_own(make_params(count, size)), make_peer(make_params(count, size))
+            warm_up(loops, count, size)
+            comparison = compare_loops(*loops, repeats, _renew)
+            yield comparison.as_figure(f"steady_optim_new_{name}_{count}x{size}", None)
 
 
-def _with_new(loop: Any) -> None:
+def _renew(loop: Any) -> None:
+    """Give a loop copies of its gradients."""
     loop.give([torch.empty_like(grad).copy_(grad) for grad in loop.gradients()])
 
 
-def training(face: str, repeats: int) -> Row:
-    """Return the row of a training of 1.6 M parameters, with its passes between steps."""
+def _measure_training(face: str, repeats: int) -> Figure:
+    """Return the figure of a training of 1.6 M parameters, with its passes between steps."""
     own_model, torch_model = model(), model()
-    torch_loop = _of_torch(list(torch_model.parameters()))
+    torch_loop = _fused_adam(list(torch_model.parameters()))
     params: Any = list(own_model.parameters())
-    own_loop: Any = OfKeras(params) if face == "keras" else OfTorch(params, optim.Adam)
+    is_keras = face == "keras"
+    own_loop: Any = (
+        PairsLoop(params, optimizers.Adam()) if is_keras else TorchLoop(params, optim.Adam)
+    )
     passes = {own_loop: backward(own_model), torch_loop: backward(torch_model)}
 
-    def before(loop: Any) -> None:
+    def prepare(loop: Any) -> None:
         passes[loop]()
-        if isinstance(loop, OfKeras):
+        if isinstance(loop, PairsLoop):
             loop.give([var.grad for var in params])
 
     for loop in (own_loop, torch_loop) * 4:
-        before(loop)
+        prepare(loop)
         loop.step()
-    costs = compared(own_loop, torch_loop, max(10, repeats // 4), before)
-    return Row("1.6 M", LOOP, *costs, LOOPS[face])
+    comparison = compare_loops(own_loop, torch_loop, max(10, repeats // 4), prepare)
+    return comparison.as_figure(f"steady_{face}_loop", LOOPS[face])
 
 
-def rows(face: str, repeats: int) -> Iterator[Row]:
-    """Yield all rows of an API, on one thread."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield from small(face, repeats)
-    if face == "optim":
-        yield from of_rules(repeats)
-    yield training(face, repeats)
-
-
-def figures(repeats: int = 200) -> list[Figure]:
+def figures(repeats: int = REPEATS) -> list[Figure]:
     """Measure processor time of one thread in units of torch's; notes have the wall time."""
+    torch.set_num_threads(1)
     figures_: list[Figure] = []
     for face in TARGETS:
+        torch.manual_seed(0)
         with watched(figures_):
-            figures_ += [
-                _figure(face, row) for row in rows(face, repeats) if row.target is not None
-            ]
+            figures_ += _measure_sizes(face, repeats)
+            figures_ += _measure_rules(repeats) if face == "optim" else []
+            figures_.append(_measure_training(face, repeats))
     return figures_
-
-
-def _figure(face: str, row: Row) -> Figure:
-    own_cost, torch_cost = row.own_cost, row.torch_cost
-    note = (
-        f"{own_cost.processor:.3g} us of the processor, torch fused {torch_cost.processor:.3g};"
-        f" wall {row.wall:.3g} x; {row.replayed:.0%} in one call"
-    )
-    name = f"steady_{face}_{row.mode}"
-    if row.mode != LOOP:
-        name += "_" + row.name.replace(" of ", "x")
-    return Figure(name, row.ratio, row.target, note=note)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A steady step beside torch's fused Adam.")
-    parser.add_argument("--face", choices=TARGETS, default="optim")
-    parser.add_argument("--repeats", type=int, default=200)
-    arguments = parser.parse_args()
-    print(
-        f"{'tensors':>18} {'mode':>5} {'thalweg us':>11} {'torch us':>9} {'ratio':>6}"
-        f" {'wall':>6}   once  target"
-    )
-    for row in rows(arguments.face, arguments.repeats):
-        target = "" if row.target is None else f"<= {row.target:.2f}"
-        print(
-            f"{row.name:>18} {row.mode:>5} {row.own_cost.processor:11.1f}"
-            f" {row.torch_cost.processor:9.1f} {row.ratio:6.2f} {row.wall:6.2f}"
-            f" {row.replayed:6.0%} {target:>8}",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()

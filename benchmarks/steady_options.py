@@ -1,7 +1,5 @@
 """Cost of options in a steady step of AdamW.
 
-    python benchmarks/steady_options.py [--tensors N ...] [--repeats N]
-
 Processor time of one thread, interleaved, the lowest fifth of the repeats, beside the step without
 options; and for what a training with mixed precision does (unscale, check, clip, update) beside
 torch's recipe for it, whose `GradScaler.unscale_` and `clip_grad_norm_` are passes of their own.
@@ -9,13 +7,12 @@ torch's recipe for it, whose `GradScaler.unscale_` and `clip_grad_norm_` are pas
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from figure import Figure, watched
-from steady import OfTorch, compared
+from steady import REPEATS, Make, TorchLoop, compare_loops, fused_adamw, make_params, warm_up
 from torch.nn import Parameter
 
 from thalweg import optim
@@ -25,7 +22,6 @@ SIZE = 64
 COUNTS = (10, 100)
 TARGET = 1.5  # of the step without options
 RECIPE = 0.55  # of torch's
-Make = Callable[[list[Parameter]], Any]
 
 
 def _groups(params: list[Parameter]) -> Any:
@@ -44,7 +40,7 @@ OPTIONS: dict[str, Make] = {
 }
 
 
-class Scaled(OfTorch):
+class Scaled(TorchLoop):
     """Loop whose optimizer unscales gradients for a scaler."""
 
     found_inf, scale = torch.zeros(()), torch.tensor(1024.0)
@@ -54,7 +50,7 @@ class Scaled(OfTorch):
         self.optimizer.step()
 
 
-class Recipe(OfTorch):
+class Recipe(TorchLoop):
     """Loop of mixed-precision training with a gradient scaler."""
 
     def __init__(self, params: list[Parameter], make: Make) -> None:
@@ -71,84 +67,37 @@ class Recipe(OfTorch):
         self.scaler.update()
 
 
-class Row(NamedTuple):
-    """Cost of an option in microseconds, with that of the baseline."""
-
-    name: str
-    count: int
-    own_time: float
-    baseline_time: float
-    replayed: float
-    target: float
-
-
-def _made(kind: type[OfTorch], make: Make, count: int, dtype: torch.dtype) -> OfTorch:
-    loop = kind([Parameter(torch.randn(SIZE).to(dtype)) for _ in range(count)], make)
-    loop.give([torch.randn(SIZE).to(dtype) for _ in range(count)])
-    for _ in range(4):
-        loop.step()
+def _make_loop(
+    kind: type[TorchLoop], make: Make, count: int, dtype: torch.dtype = torch.float32
+) -> TorchLoop:
+    loop = kind(make_params(count, SIZE, dtype), make)
+    warm_up([loop], count, SIZE, dtype)
     return loop
 
 
-def rows(count: int, repeats: int) -> Iterator[Row]:
-    """Yield rows of all options over `count` tensors."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def _measure(count: int, repeats: int) -> Iterator[Figure]:
+    """Yield figures of all options over `count` tensors."""
     for name, make in OPTIONS.items():
         dtype = torch.bfloat16 if name == "masters" else torch.float32
-        own_loop = _made(Scaled if name == "scaler" else OfTorch, make, count, dtype)
-        plain_loop = _made(OfTorch, optim.AdamW, count, dtype)
-        yield _row(name, count, own_loop, plain_loop, repeats, TARGET)
-    own_loop = _made(
-        Recipe,
-        lambda p: optim.AdamW(p, fused_unscale=True, clip_grad_norm=0.5),
-        count,
-        torch.float32,
-    )
-    torch_loop = _made(Recipe, lambda p: torch.optim.AdamW(p, fused=True), count, torch.float32)
-    yield _row("recipe", count, own_loop, torch_loop, repeats, RECIPE)
+        loop = _make_loop(Scaled if name == "scaler" else TorchLoop, make, count, dtype)
+        plain_loop = _make_loop(TorchLoop, optim.AdamW, count, dtype)
+        comparison = compare_loops(loop, plain_loop, repeats, lambda loop: None)
+        yield comparison.as_figure(f"steady_{name}_{count}", TARGET, "without")
+
+    def make_recipe(params: list[Parameter]) -> Any:
+        return optim.AdamW(params, fused_unscale=True, clip_grad_norm=0.5)
+
+    loops = _make_loop(Recipe, make_recipe, count), _make_loop(Recipe, fused_adamw, count)
+    comparison = compare_loops(*loops, repeats, lambda loop: None)
+    yield comparison.as_figure(f"steady_recipe_{count}", RECIPE)
 
 
-def _row(
-    name: str, count: int, loop: OfTorch, baseline: OfTorch, repeats: int, target: float
-) -> Row:
-    own_cost, baseline_cost, replayed = compared(loop, baseline, repeats, lambda loop: None)
-    return Row(name, count, own_cost.processor, baseline_cost.processor, replayed, target)
-
-
-def figures(repeats: int = 200) -> list[Figure]:
+def figures(repeats: int = REPEATS) -> list[Figure]:
     """Measure processor time of one thread in units of the plain step or of torch's recipe."""
+    torch.set_num_threads(1)
     figures_: list[Figure] = []
     for count in COUNTS:
+        torch.manual_seed(0)
         with watched(figures_):
-            figures_ += [_figure(row) for row in rows(count, repeats)]
+            figures_ += _measure(count, repeats)
     return figures_
-
-
-def _figure(row: Row) -> Figure:
-    note = (
-        f"{row.own_time:.3g} us of the processor, {row.baseline_time:.3g} without;"
-        f" {row.replayed:.0%} in one call"
-    )
-    return Figure(
-        f"steady_{row.name}_{row.count}", row.own_time / row.baseline_time, row.target, note=note
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What options add to a steady step of AdamW.")
-    parser.add_argument("--tensors", type=int, nargs="+", default=COUNTS)
-    parser.add_argument("--repeats", type=int, default=200)
-    arguments = parser.parse_args()
-    print(f"{'option':>12} {'tensors':>8} {'us':>8} {'beside':>8} {'ratio':>6}   once  target")
-    for count in arguments.tensors:
-        for row in rows(count, arguments.repeats):
-            print(
-                f"{row.name:>12} {count:>8} {row.own_time:8.1f} {row.baseline_time:8.1f}"
-                f" {row.own_time / row.baseline_time:6.2f} {row.replayed:6.0%} <= {row.target:.2f}",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

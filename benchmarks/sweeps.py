@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from figure import Figure, compared
+from figure import Figure, measure_ratio
+from host import measure_memory
 from torch import Tensor
 
-from thalweg._cli.bench import memory, roofline, shapes, workload
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.bench import roofline, shapes, workload
+from thalweg._cli.bench.timing import Contender
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 Step = Callable[[], Any]
@@ -27,8 +28,8 @@ def adamw() -> list[Figure]:
     figures = []
     for name in NAMES:
         step = _swept("AdamW", {"weight_decay": DECAY}, name, clip_gradients=CLIP)
-        timings = measure([Contender("thalweg", step), _torch_adamw(name)], rounds=9, block=0.2)
-        figures.append(compared(f"swept_adamw_{name}", timings, "thalweg", "torch", 0.60))
+        contenders = [Contender("thalweg", step), _torch_adamw(name)]
+        figures.append(measure_ratio(f"swept_adamw_{name}", contenders, 0.60, block=0.2))
     return figures
 
 
@@ -37,8 +38,8 @@ def larc() -> list[Figure]:
     figures = []
     for name in NAMES:
         step = _swept("Momentum", {"momentum": MOMENTUM}, name, larc_params={"larc_eta": ETA})
-        timings = measure([Contender("thalweg", step), _torch_larc(name)], rounds=9, block=0.2)
-        figures.append(compared(f"swept_larc_{name}", timings, "thalweg", "torch", 0.35))
+        contenders = [Contender("thalweg", step), _torch_larc(name)]
+        figures.append(measure_ratio(f"swept_larc_{name}", contenders, 0.35, block=0.2))
     return figures
 
 
@@ -55,14 +56,13 @@ def masters() -> list[Figure]:
         apply()
         targets = [step.optimizer.get_master(var).detach() for var in variables]
         add = roofline.roofline(2, targets, gradients, [var.detach() for var in variables])
-        contenders = [Contender("thalweg", apply), Contender("roofline", add)]
-        timings = measure(contenders, rounds=9, block=0.2)
-        figures.append(compared(f"masters_{name}", timings, "roofline", "thalweg", 0.88, ">="))
+        contenders = [Contender("roofline", add), Contender("thalweg", apply)]
+        figures.append(measure_ratio(f"masters_{name}", contenders, 0.88, ">=", block=0.2))
     return figures
 
 
 def room() -> list[Figure]:
-    """Measure the peak bytes that a steady step of each kind allocates temporarily."""
+    """Measure the peak bytes that a steady step of each kind allocates, on resnet50."""
     steps = {
         "adamw": _swept("AdamW", {"weight_decay": DECAY}, "resnet50", clip_gradients=CLIP),
         "larc": _swept(
@@ -70,16 +70,7 @@ def room() -> list[Figure]:
         ),
         "masters": _swept("Adam", {}, "resnet50", dtype=torch.bfloat16),
     }
-    figures = []
-    for name, step in steps.items():
-        for _ in range(5):
-            step()
-        peak_bytes = memory.extra_bytes(step)
-        figures.append(
-            Figure(f"swept_room_{name}", peak_bytes / 1024, ROOM / 1024, unit="KiB",
-                   note="resnet50; Python, NumPy and torch together, at most at once")
-        )  # fmt: skip
-    return figures
+    return [measure_memory(f"swept_room_{name}", step, ROOM) for name, step in steps.items()]
 
 
 def _step(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from figure import Figure, compared
+from dense import measure_shares
+from figure import Figure
 from torch import Tensor, nn
 
-from thalweg._cli.bench import memory, registry, roofline, shapes, workload
-from thalweg._cli.bench.timing import Contender, measure
+from thalweg._cli.bench import memory, registry
 from thalweg.v1 import train
 
 # Its time is that of pow; that of norms over other streams; that of AdamV1, whose formula it is.
@@ -17,30 +17,12 @@ ENTRIES = {
     **{name: entry for name, entry in registry.V1.items() if name not in UNMEASURED_RULES},
 }
 LAYERS, WIDTH, BATCH = 12, 1024, 1
-LEAST_SHARE, MOST_VARIABLES = 0.88, 1.1
+MOST_VARIABLES = 1.1
 
 
 def rules() -> list[Figure]:
-    """Measure every rule on resnet50: the share of the bandwidth of one add over its streams.
-
-    The timed call is `apply_gradients` of `thalweg.v1.train` and `thalweg.v1.contrib.opt`.
-    """
-    problem = workload.make_tensors(shapes.resnet50())
-    figures = []
-    for name, entry in ENTRIES.items():
-        timings = measure(
-            [
-                Contender("thalweg", workload.thalweg_step(entry, problem)),
-                Contender(
-                    "roofline", roofline.roofline(entry.slots, problem.variables, problem.gradients)
-                ),
-            ],
-            rounds=9, block=0.1,
-        )  # fmt: skip
-        figures.append(
-            compared(f"v1_roofline_{name}", timings, "roofline", "thalweg", LEAST_SHARE, ">=")
-        )
-    return figures
+    """Measure `apply_gradients` of every rule of `thalweg.v1.train` and its `contrib.opt`."""
+    return measure_shares(ENTRIES, "v1_roofline_")
 
 
 def gating() -> list[Figure]:

@@ -1,4 +1,7 @@
-"""Matrix rules in float64, written out from papers and packages for `record_matrices.py`."""
+"""Matrix rules in float64, written out from papers and packages for `record_matrices.py`.
+
+`record_modern.py` has elementwise rules in the same form.
+"""
 
 from __future__ import annotations
 

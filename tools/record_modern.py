@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import matrix_formulas  # pyright: ignore[reportMissingImports]
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,25 +39,10 @@ VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1
             "schedulefree": "1.4.1", "prodigyopt": "1.1.2", "transformers": "5.23.0"}  # fmt: skip
 
 
-class Formula(torch.optim.Optimizer):
-    """A paper's step in float64, and a parameter of float32 that is rounded at the end."""
+class Formula(matrix_formulas.Formula):
+    """A paper's step in float64, with Adam's arguments."""
 
-    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, betas: Any = (0.9, 0.999),
-                 eps: float = 1e-8) -> None:  # fmt: skip
-        options = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
-        super().__init__(params, options)
-
-    @torch.no_grad()
-    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take a step."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                state_ = self.state[param]
-                state_.setdefault("t", 0)
-                state_.setdefault("var", param.double())
-                state_["t"] += 1
-                state_["var"] = self.update(state_["var"], param.grad.double(), state_, **group)
-                param.copy_(state_["var"])
+    defaults_of_class = {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
 
     def adam(self, grad: Tensor, state: Any, betas: Any, eps: float) -> Tensor:
         """Return Adam's direction."""
@@ -65,10 +51,6 @@ class Formula(torch.optim.Optimizer):
         state["v"] = betas[1] * state.get("v", zero) + (1 - betas[1]) * grad * grad
         root = (state["v"] / (1 - betas[1] ** t)).sqrt() + eps
         return state["m"] / (1 - betas[0] ** t) / root
-
-    def update(self, var: Tensor, grad: Tensor, state: Any, **group: Any) -> Tensor:
-        """Return the variable after a step."""
-        raise NotImplementedError
 
 
 class AdamWIndependent(Formula):

@@ -186,7 +186,7 @@ def test_every_rule_can_be_measured():
     assert [rule.name for rule in rules.RULES] == list(registry.RULE_ENTRIES)
 
 
-@pytest.mark.parametrize("name", registry.CLASSES)
+@pytest.mark.parametrize("name", [name for name in by_class() if ":" in name])
 def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
     entry, tensors = registry.entry(name), workload.make_tensors(TINY)
     optimizer = workload.make_optimizer(entry)
@@ -195,10 +195,6 @@ def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
     initial = [var.detach().clone() for var in tensors.variables]
     workload.thalweg_step(entry, tensors)()
     assert not any(torch.equal(a, b) for a, b in zip(initial, tensors.variables, strict=True))
-
-
-def test_all_tensorflow_1_names_can_be_measured():
-    assert set(registry.CLASSES) == {name for name in by_class() if ":" in name}
 
 
 def test_a_measured_adagrad_da_counts_its_steps():

@@ -65,7 +65,7 @@ def test_ranks_within_seed_spread_are_shared(
     accuracies: dict[str, list[float]], ranks: str
 ) -> None:
     rows = standings.rank_contestants(races(**accuracies))
-    texts = [f"{row.name}{report._format_ranks(row)}" for row in rows]
+    texts = [f"{row.name}{standings.format_ranks(row.first, row.last)}" for row in rows]
     assert " ".join(texts) == ranks
 
 

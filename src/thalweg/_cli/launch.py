@@ -5,19 +5,23 @@ from __future__ import annotations
 import signal
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import click
 
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
 
 
-def launch_ranks(count: int, function: Callable[..., None], *args: object) -> None:
+def launch_ranks(count: int, function: Callable[..., Any], *args: object) -> Any:
     """Call `function(*args)` in `count` processes and wait; each process is a rank of one group.
 
     Args:
         count: The number of processes.
-        function: A function at the top of its module.
+        function: A function at the top of its module, with a picklable result.
         args: Picklable arguments, equal on every rank.
+
+    Returns:
+        The result of `function` on rank 0.
 
     Raises:
         click.ClickException: A rank has failed. The message is the error of the rank.
@@ -33,9 +37,9 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
         max_restarts=0,
     )  # fmt: skip
     try:
-        outcomes: dict[int, tuple[bool, str] | None] = elastic_launch(config, _call_on_rank)(
-            function, args
-        )
+        outcomes: dict[int, tuple[Any, tuple[bool, str] | None]] = elastic_launch(
+            config, _call_on_rank
+        )(function, args)
     except SignalException as error:
         raise (KeyboardInterrupt if error.sigval == signal.SIGINT else click.Abort) from error
     except ChildFailedError as error:
@@ -44,23 +48,26 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
             f"rank {rank} of {count} ended with exit code {failure.exitcode}."
         ) from error
     # Errors about a lost rank sort last: they follow from another rank's failure.
-    failed = sorted(outcome for outcome in outcomes.values() if outcome is not None)
+    failed = sorted(error for _, error in outcomes.values() if error is not None)
     if failed:
         raise click.ClickException(failed[0][1])
+    return outcomes[0][0]
 
 
 def _call_on_rank(
-    function: Callable[..., None], args: tuple[object, ...]
-) -> tuple[bool, str] | None:
-    """Call `function(*args)`. Return None, or (True for another rank's error, message)."""
+    function: Callable[..., Any], args: tuple[object, ...]
+) -> tuple[Any, tuple[bool, str] | None]:
+    """Call `function(*args)`; return the result and None.
+
+    If it raises, return None and (True for another rank's error, message).
+    """
     try:
-        function(*args)
+        return function(*args), None
     except (ReplicaLostError, ReplicaMismatchError) as error:
-        return True, str(error)
+        return None, (True, str(error))
     except click.ClickException as error:
-        return False, error.format_message()
+        return None, (False, error.format_message())
     except ThalwegError as error:
-        return False, str(error)
+        return None, (False, str(error))
     except Exception as error:
-        return False, f"{type(error).__name__}: {error}"
-    return None
+        return None, (False, f"{type(error).__name__}: {error}")

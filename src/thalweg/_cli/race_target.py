@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -12,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg._base.literals import split_at_commas
-from thalweg._base.terminal_tables import fitted
 from thalweg._cli.console import make_console
 from thalweg._cli.options import RaceOptions, Stopped, usable_cores
 from thalweg._cli.output_paths import check_writable
 from thalweg._cli.progress import watch_fraction
 from thalweg._cli.race.errors import RaceError
 from thalweg._cli.race.report import lay_out_table
+from thalweg._cli.race.standings import format_ranks
 from thalweg._cli.race.target import picture
 from thalweg._cli.race.target.profile import RankedRun
 from thalweg._cli.race.target.results import Results, StudyPlan, has_unfinished, resume
@@ -109,14 +108,11 @@ def _table(
     """
     rows: list[dict[str, str]] = []
     for index, run in enumerate(ranking):
-        ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
+        ranks = format_ranks(run.first, run.last)
         costs = {name: f"{cost:{cost_format}}" if math.isfinite(cost) else "-"
                  for name, cost in run.costs.items()}  # fmt: skip
         extra = extra_cells[index] if extra_cells else {}
         rows.append(
             {"#": ranks, "optimizer": run.name, "score": f"{run.score:.3f}", **costs, **extra}
         )
-    headings = list(rows[0])
-    optional = ["hits", "tuning", *reversed(plan.problems), "#"]
-    lay_out = partial(lay_out_table, rows, [None] * len(rows))
-    return fitted(lay_out, headings, [x for x in optional if x in headings], width)
+    return lay_out_table(rows, ["hits", "tuning", *reversed(plan.problems), "#"], width)

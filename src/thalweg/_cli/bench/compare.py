@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,10 +54,6 @@ class BenchmarkRow:
     rounds_ms: tuple[float, ...]
     quiet_rounds: int = 0
     spread: float = 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a dictionary of plain values."""
-        return asdict(self)
 
 
 def needed_bytes(shapes: ShapeSet, entry: BenchmarkedRule, peer_names: Sequence[str]) -> int:

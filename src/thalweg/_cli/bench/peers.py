@@ -38,16 +38,21 @@ def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | N
     return make(problem.variables, lr=RATE, **options).step
 
 
+def _convert(
+    problem: Workload, make_variable: Callable[[Any], Any], make_tensor: Callable[[Any], Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return another library's variables and gradients, made from float32 NumPy arrays."""
+    variables = [make_variable(var.detach().float().numpy()) for var in problem.variables]
+    return variables, [make_tensor(grad.float().numpy()) for grad in problem.gradients]
+
+
 def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     """Return a compiled step of optax, or None if optax lacks the rule."""
     if entry.optax is None:
         return None
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
     transform = getattr(optax, entry.optax)(RATE, **entry.optax_options)
-    params = [
-        jax.numpy.asarray(variable.detach().float().numpy()) for variable in problem.variables
-    ]
-    grads = [jax.numpy.asarray(gradient.float().numpy()) for gradient in problem.gradients]
+    params, grads = _convert(problem, jax.numpy.asarray, jax.numpy.asarray)
     params_and_state = (params, transform.init(params))
 
     def update(params: object, state: object, grads: object) -> object:
@@ -71,12 +76,7 @@ def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         os.environ["KERAS_BACKEND"] = "torch"
     keras = importlib.import_module("keras")
     optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.registry_entry.options)
-    variables = [
-        keras.Variable(variable.detach().float().numpy()) for variable in problem.variables
-    ]
-    grads = [
-        keras.ops.convert_to_tensor(gradient.float().numpy()) for gradient in problem.gradients
-    ]
+    variables, grads = _convert(problem, keras.Variable, keras.ops.convert_to_tensor)
     optimizer.build(variables)
 
     def step() -> None:
@@ -108,8 +108,7 @@ def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
         return None
     tf = importlib.import_module("tensorflow")
     optimizer = getattr(tf.compat.v1.train, name)(RATE, **options)
-    variables = [tf.Variable(variable.detach().float().numpy()) for variable in problem.variables]
-    grads = [tf.constant(gradient.float().numpy()) for gradient in problem.gradients]
+    variables, grads = _convert(problem, tf.Variable, tf.constant)
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import optim
 
-from thalweg._cli.registry import OPTIM, TORCH, RegistryEntry, by_class, by_rule, named, spelled
+from thalweg._cli.registry import OPTIM, TORCH, RegistryEntry, by_rule, named, spelled
 from thalweg._cli.registry import V1 as PREFIX
 from thalweg._engines.pass_updates import count_read_streams
 from thalweg.formula import Rule
@@ -40,10 +40,14 @@ class BenchmarkedRule:
     norms: int = 0
 
     @property
+    def class_name(self) -> str:
+        """Return the registered name of the class, such as `v1:AdamOptimizer`, or ""."""
+        return "" if self.registry_entry is None else self.registry_entry.of
+
+    @property
     def label(self) -> str:
         """Return the library that runs the step: "torch" or "thalweg"."""
-        class_name = "" if self.registry_entry is None else self.registry_entry.of
-        return "torch" if class_name.startswith(TORCH) else "thalweg"
+        return "torch" if self.class_name.startswith(TORCH) else "thalweg"
 
     @property
     def slots(self) -> int:
@@ -53,17 +57,13 @@ class BenchmarkedRule:
     @property
     def keras(self) -> str | None:
         """Return the class name in Keras and `thalweg.keras.optimizers`; None of other classes."""
-        return (
-            None
-            if self.registry_entry is None or ":" in self.registry_entry.of
-            else self.registry_entry.of
-        )
+        return None if ":" in self.class_name else self.class_name or None
 
     @property
     def v1(self) -> str | None:
         """Return the class name in `thalweg.v1`; None of other classes."""
-        class_name = "" if self.registry_entry is None else self.registry_entry.of
-        return class_name.removeprefix(PREFIX) if class_name.startswith(PREFIX) else None
+        prefix, _, name = self.class_name.rpartition(":")
+        return name if f"{prefix}:" == PREFIX else None
 
 
 # The class in torch.optim, whether it is fused, and optax' function, by class in Keras or by rule.
@@ -120,8 +120,7 @@ def _of_torch(name: str) -> BenchmarkedRule:
     )
 
 
-RULE_ENTRIES = {name: _entry_of(named) for name, named in by_rule().items()}
-CLASSES = {name: _entry_of(named) for name, named in by_class().items() if ":" in name}
+RULE_ENTRIES = {name: _entry_of(registry_entry) for name, registry_entry in by_rule().items()}
 # FtrlPower is not measured: its time is that of pow, independent of memory.
 ENTRIES = {rule.name: RULE_ENTRIES[rule.name] for rule in KERAS_RULES if rule.name != "FtrlPower"}
 V1 = {name: entry for name, entry in RULE_ENTRIES.items() if entry.keras is None}
@@ -136,7 +135,7 @@ def entry(name: str) -> BenchmarkedRule:
     spelling = spelled(name)
     if spelling.startswith((OPTIM, TORCH)):
         return _of_torch(spelling)
-    return RULE_ENTRIES.get(spelling) or CLASSES[spelling]
+    return _entry_of(named(spelling))
 
 
 def own(rule: Rule) -> BenchmarkedRule:

@@ -93,12 +93,8 @@ def small2000() -> ShapeSet:
 
 
 SETS: dict[str, Callable[[], ShapeSet]] = {
-    "gpt2": gpt2,
-    "resnet50": resnet50,
-    "small2000": small2000,
+    make.__name__: make for make in (gpt2, resnet50, small2000)
 }
-
-
 ACCEPTED = (
     f"{', '.join(SETS)}, a state_dict saved with torch.save, or a .safetensors file are accepted"
 )

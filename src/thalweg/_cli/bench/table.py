@@ -7,6 +7,7 @@ from __future__ import annotations
 import platform
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -151,7 +152,7 @@ def report(
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
-        "results": [row.as_json() for row in rows],
+        "results": [asdict(row) for row in rows],
     }
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import click
 from rich.text import Text
@@ -16,6 +16,7 @@ from rich.text import Text
 from thalweg._cli.console import make_console
 from thalweg._cli.options import Whole, split_values
 from thalweg._cli.progress import show_busy, watch_fraction
+from thalweg._cli.report.json_values import plain_values
 from thalweg._cli.terminal_escape import escape_text
 from thalweg.conform import ConformError, Divergence, Outcome, compare, svg
 from thalweg.conform import atlas as conform_atlas
@@ -138,26 +139,10 @@ def _compare(
             "note": note,
             "outcome": asdict(outcome),
         }
-        click.echo(json.dumps(_as_json(report), indent=2))
+        click.echo(json.dumps(plain_values(report), indent=2))
     else:
         _print(name, rule_optimizer.name, outcome, note)
     sys.exit(0 if outcome.agrees else PARTS)
-
-
-def _as_json(value: object) -> object:
-    """Return nested values as JSON values: None for NaN and infinity, `str` of unknown types."""
-    match value:
-        case dict():
-            items = cast("dict[object, object]", value).items()
-            return {str(key): _as_json(element) for key, element in items}
-        case list() | tuple():
-            return [_as_json(element) for element in cast("list[object]", value)]
-        case float() if value - value != 0:
-            return None
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return str(value)
 
 
 def _print(name: str, rule_name: str, outcome: Outcome, note: str) -> None:

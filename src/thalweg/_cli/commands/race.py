@@ -29,9 +29,17 @@ from thalweg._cli.race_target import race_to_targets
 from thalweg.distribute import Strategy
 
 SWEEP = "sweep"
-# RaceOptions that are valid only with --target, and options that are valid only without.
+# RaceOptions that are valid only with --target.
 OF_TARGETS = ("trials", "studies", "resume", "jobs")
-OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir", "report")
+# Those that are valid only without, and why.
+OF_RACES = {
+    "lr": "rates are drawn from search spaces",
+    "epochs": "the steps are those of the target",
+    "seeds": "--studies says how many there are",
+    "nproc": "a trial runs in one process, and --jobs of them at once",
+    "logdir": "it writes no events",
+    "report": "no steps of trials are measured",
+}
 # Batch sizes below the maximum of --nproc.
 BATCHES = {"lm": 16}
 
@@ -261,21 +269,10 @@ def _check_options(context: click.Context, target: bool) -> None:
     misplaced = [name for name in (OF_RACES if target else OF_TARGETS)
              if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]  # fmt: skip
     if misplaced and target:
-        raise click.UsageError(
-            f"--{misplaced[0]} does not go with --target: {_REASONS[misplaced[0]]}."
-        )
+        reason = OF_RACES[misplaced[0]]
+        raise click.UsageError(f"--{misplaced[0]} does not go with --target: {reason}.")
     if misplaced:
         raise click.UsageError(f"--{misplaced[0]} goes with --target.")
-
-
-_REASONS = {
-    "lr": "rates are drawn from search spaces",
-    "epochs": "the steps are those of the target",
-    "seeds": "--studies says how many there are",
-    "nproc": "a trial runs in one process, and --jobs of them at once",
-    "logdir": "it writes no events",
-    "report": "no steps of trials are measured",
-}
 
 
 def _choose_contestants(options: RaceOptions) -> list[Contestant]:

@@ -56,19 +56,13 @@ def rules(as_json: bool) -> None:
     console = make_console()
     console.print(table)
     classic = [name for name in by_class() if ":" in name]
-    console.print(
+    for note in (
         f"Optimizers of TensorFlow 1, with its arguments: {', '.join(classic)}.",
-        style="dim", highlight=False,
-    )  # fmt: skip
-    console.print(
         f"Rules of thalweg.optim: {', '.join(torch_rules())}; with torch: before"
         " them torch's own, where it has them, can race and be timed.",
-        style="dim", highlight=False,
-    )  # fmt: skip
-    console.print(
         "Formula, hyperparameters with defaults, and source of one: thalweg show RULE",
-        style="dim", highlight=False,
-    )  # fmt: skip
+    ):
+        console.print(note, style="dim", highlight=False)
 
 
 @click.command()
@@ -131,8 +125,13 @@ def _slot_words(slot: Slot) -> str:
     return ", ".join(words)
 
 
+def _unwrap(function: Any) -> Any:
+    """Return the function of a partial object; return anything else itself."""
+    return getattr(function, "func", function)
+
+
 def _name_of(function: Any) -> str:
-    return getattr(getattr(function, "func", function), "__name__", repr(function))
+    return getattr(_unwrap(function), "__name__", repr(function))
 
 
 def _made_by(pre_pass: Any) -> tuple[str, ...]:
@@ -150,24 +149,14 @@ def formula_source(rule: Rule) -> str:
     parts = [
         (part, function) for part, attribute in attributes for function in _functions_of(attribute)
     ]
-    pass_functions = [
-        getattr(pre_pass.function, "func", pre_pass.function) for pre_pass in rule.passes
-    ]
     all_measures = (rule.measures, *(level.measures for level in rule.levels))
-    sums = [
-        function
-        for reductions in all_measures
-        for reduction in reductions.values()
-        for function in _functions_of(reduction)
-    ]
-    pass_functions += [
-        function for function in sums if function not in [function for _, function in parts]
-    ]
+    reductions = [reduction for measures in all_measures for reduction in measures.values()]
+    sums = [function for reduction in reductions for function in _functions_of(reduction)]
+    pass_functions = [_unwrap(pre_pass.function) for pre_pass in rule.passes]
+    known = [function for _, function in parts]
+    pass_functions += [function for function in sums if function not in known]
     parts[1:1] = [(function.__name__, function) for function in dict.fromkeys(pass_functions)]
-    level_functions = [
-        getattr(level.per_variable, "func", level.per_variable) for level in rule.levels
-    ]
-    parts += [("per_variable", function) for function in level_functions]
+    parts += [("per_variable", _unwrap(level.per_variable)) for level in rule.levels]
     formulas = [(part, function) for part, function in parts if function is not None]
     helpers = _helpers_of([function for _, function in formulas])
     texts: list[str] = []

@@ -138,16 +138,8 @@ def _print_names(markdown: bool, as_json: bool) -> None:
         click.echo(table.markdown(names))
         return
 
-    rows: list[tuple[tuple[str, str], dict[str, str]]] = [
-        (
-            ("module", "what is there"),
-            {key: ", ".join(module_names) for key, module_names in names.there.items()},
-        ),
-        (("there, but", "how it differs"), names.changed),
-        (("not there", "what to do"), names.missing),
-    ]
     console = make_console()
-    for headings, words_by_name in rows:
+    for headings, words_by_name in names.sections():
         table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table_.add_column(headings[0], no_wrap=True, overflow="fold")
         table_.add_column(headings[1], overflow="fold")

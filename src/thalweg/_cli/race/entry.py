@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from thalweg._base.literals import names_file, parse_argument, split_at_commas
-from thalweg._cli.race.errors import EntryError, RaceError
+from thalweg._cli.race.errors import EntryError, RaceError, name_failures
 from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
 
@@ -114,7 +114,7 @@ def _load_from_package(text: str) -> Any:
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", text):
         raise RaceError(f"'{text}' is not PACKAGE:NAME, such as torch.optim:Adam.")
     try:
-        with _failures_named(package):
+        with _importing(package):
             module = importlib.import_module(package)
     except EntryError as error:
         missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
@@ -142,7 +142,7 @@ def _import_file(path: Path) -> ModuleType:
     # The file may import modules beside it, as with `python file.py`.
     sys.path.insert(0, directory)
     try:
-        with _failures_named(str(path)):
+        with _importing(str(path)):
             spec.loader.exec_module(module)
     except EntryError:
         del sys.modules[spec.name]
@@ -155,12 +155,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _failures_named(source: str) -> Generator[None]:
+def _importing(source: str) -> Generator[None]:
     """Convert errors of an import to EntryError; redirect its standard output to stderr."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except (Exception, SystemExit) as error:
-        raise EntryError(
-            f"'{source}' failed while it was imported: {type(error).__name__}: {error}"
-        ) from error
+    with (
+        name_failures(f"'{source}' failed while it was imported"),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
+        yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from thalweg.errors import ThalwegError
 
@@ -21,6 +23,20 @@ class EntryError(ThalwegError, RuntimeError):
 
 class MissingExtraError(ThalwegError, ImportError):
     """Error for a package of an extra that is not installed."""
+
+
+@contextmanager
+def name_failures(failure: str) -> Generator[None]:
+    """Convert errors of a `with` block to an EntryError, whose message begins with `failure`.
+
+    An EntryError is raised unchanged.
+    """
+    try:
+        yield
+    except EntryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EntryError(f"{failure}: {type(error).__name__}: {error}") from error
 
 
 def need_modules(*modules: str, extra: str = "race") -> None:

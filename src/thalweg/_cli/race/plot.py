@@ -40,12 +40,7 @@ def figure(races: Sequence[Race]) -> Any:
     chart = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
     loss_axes, accuracy_axes = chart.subplots(1, 2, width_ratios=(3, 2))
     for number, ranked in enumerate(rank_contestants(races)):
-        style = {
-            "color": COLORS[number % len(COLORS)],
-            "linestyle": ("-", "--", ":")[number // len(COLORS) % 3],
-            "linewidth": 1.6,
-        }
-        _draw_lane(loss_axes, accuracy_axes, ranked, style)
+        _draw_lane(loss_axes, accuracy_axes, ranked, {**style_of(number), "linewidth": 1.6})
     loss_axes.set_title("loss on the training batches, smoothed", loc="left", fontsize=10)
     loss_axes.set_ylabel("cross-entropy (nats)")
     _scale_axes(loss_axes, races)
@@ -71,6 +66,12 @@ def figure(races: Sequence[Race]) -> Any:
     title = ", ".join((races[0].problem.description, *facts))
     chart.suptitle(textwrap.fill(title, TITLE), fontsize=11)
     return chart
+
+
+def style_of(number: int) -> dict[str, Any]:
+    """Return color and line style of the curve with a number: all colors in turn, then dashed."""
+    line_style = ("-", "--", ":")[number // len(COLORS) % 3]
+    return {"color": COLORS[number % len(COLORS)], "linestyle": line_style}
 
 
 def format_percent(share: float, _position: object = None) -> str:

@@ -8,16 +8,17 @@ import os
 import platform
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from thalweg._base.terminal_tables import fitted
 from thalweg._cli.race import sweep
 from thalweg._cli.race.outcome import RaceOutcome
 from thalweg._cli.race.run import BLOCK, Lane, Race
-from thalweg._cli.race.standings import Standing, rank_contestants
+from thalweg._cli.race.standings import Standing, format_ranks, rank_contestants
+from thalweg._cli.report.json_values import plain_values
 from thalweg._formats import syscalls
 from thalweg.version import __version__
 
@@ -43,36 +44,42 @@ def table(races: Sequence[Race], width: int) -> Table:
     standings = rank_contestants(races)
     rows: list[dict[str, Any]] = []
     for ranked in standings:
-        rows.append(
-            dict(
-                zip(HEADINGS, (_format_ranks(ranked), ranked.name, *cells_of(ranked)), strict=True)
-            )
-        )
-    styles = ["green" if ranked.first == 1 and ranked.is_scored else None for ranked in standings]
-    return fitted(partial(lay_out_table, rows, styles), HEADINGS, OPTIONAL_COLUMNS, width)
+        ranks = format_ranks(ranked.first, ranked.last)
+        rows.append(dict(zip(HEADINGS, (ranks, ranked.name, *cells_of(ranked)), strict=True)))
+    winners = [ranked.first == 1 and ranked.is_scored for ranked in standings]
+    return lay_out_table(rows, OPTIONAL_COLUMNS, width, winners)
 
 
 def lay_out_table(
-    rows: Sequence[Mapping[str, Any]], styles: Sequence[str | None], headings: list[str]
+    rows: Sequence[Mapping[str, Any]],
+    optional: Sequence[str],
+    width: int,
+    winners: Sequence[bool] = (),
 ) -> Table:
-    """Return a rich table. A row is {heading: cell}; `styles` has one style per row."""
+    """Return a rich table with as many columns as fit into `width`.
+
+    Args:
+        rows: {heading: cell} of each row. All have the same headings.
+        optional: The headings of columns that a narrow table omits, in this order.
+        width: The width of the terminal.
+        winners: Optional. True for each row to print in green.
+    """
     from rich import box
     from rich.table import Table
 
-    table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        if heading == "optimizer":
-            table_.add_column(heading, style="bold", overflow="fold")
-        else:
-            table_.add_column(heading, justify="right")
-    for row, style in zip(rows, styles, strict=True):
-        table_.add_row(*(row[heading] for heading in headings), style=style)
-    return table_
+    def make(headings: list[str]) -> Table:
+        table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in headings:
+            if heading == "optimizer":
+                table_.add_column(heading, style="bold", overflow="fold")
+            else:
+                table_.add_column(heading, justify="right")
+        for row, won in zip_longest(rows, winners):
+            cells = (row[heading] for heading in headings)
+            table_.add_row(*cells, style="green" if won else None)
+        return table_
 
-
-def _format_ranks(ranked: Standing) -> str:
-    first, last = ranked.first, ranked.last
-    return str(first) if first == last else f"{first}-{last}"
+    return fitted(make, list(rows[0]), optional, width)
 
 
 def cells_of(ranked: Standing) -> list[str]:
@@ -146,8 +153,7 @@ def sweep_table(swept: Race, width: int) -> Table:
         rows.append(row)
     factors = [f"x {factor:g}" for factor in sweep.FACTORS]
     optional = [factors[index] for index in (0, 4, 1, 3, 2)]
-    lay_out = partial(lay_out_table, rows, [None] * len(rows))
-    return fitted(lay_out, ["optimizer", "lr", *factors], optional, width)
+    return lay_out_table(rows, optional, width)
 
 
 def sweep_note(swept: Race) -> str:
@@ -225,7 +231,7 @@ def report(outcome: RaceOutcome) -> dict[str, Any]:
         ]
     else:
         document["results"] = _make_results(standings)
-    return _finite(document)
+    return plain_values(document)
 
 
 def _rates_of(lanes: Sequence[Lane]) -> dict[str, Any]:
@@ -299,14 +305,6 @@ def list_versions() -> dict[str, str]:
     if "thalweg" not in versions:
         versions["thalweg"] = __version__
     return versions
-
-
-def _finite(value: object) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in cast("dict[str, object]", value).items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in cast("list[object]", value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text(outcome: RaceOutcome) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg._cli.race.contestant import Contestant
-from thalweg._cli.race.errors import EntryError
+from thalweg._cli.race.errors import EntryError, name_failures
 from thalweg._cli.race.problems import Problem
 from thalweg._cli.race.problems.problem import Scores
 from thalweg._cli.registry import applied, rate_name
@@ -191,14 +191,8 @@ def _begin_lane(lane: Lane) -> None:
     """Build the optimizer of an `ApplyGradientsAdapter`; do nothing with other optimizers."""
     if not isinstance(lane.optimizer, ApplyGradientsAdapter):
         return
-    try:
+    with name_failures(f"{lane.name} failed while it was made"):
         lane.optimizer.begin(lane.model)
-    except EntryError:
-        raise
-    except Exception as error:
-        raise EntryError(
-            f"{lane.name} failed while it was made: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _measure_lanes(race: Race) -> None:

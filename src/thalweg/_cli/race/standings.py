@@ -79,6 +79,11 @@ class Standing:
         return statistics.median(lane.step_time for lane in self.lanes)
 
 
+def format_ranks(first: int, last: int) -> str:
+    """Format the best and the worst possible rank as `2` or `1-3`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def rank_contestants(races: Sequence[Race]) -> list[Standing]:
     """Return the standings, the best first, with the best and worst possible ranks.
 

@@ -16,7 +16,6 @@ FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
     """Return a copy of each contestant for each of `FACTORS`, with the learning rate multiplied.
 
-
     Raises:
         RaceError: A learning rate is not a number, or cannot be set.
     """
@@ -42,11 +41,10 @@ def lanes_by_rate(race: Race) -> list[list[Lane]]:
 
 
 def best_lane(lanes: Sequence[Lane]) -> Lane:
-    """Return the lane with the lowest train loss."""
+    """Return the lane with the lowest train loss; losses that are not finite come last."""
 
-    def key(lane: Lane) -> tuple[bool, float]:
-        loss = lane.scores.train_loss
-        return not math.isfinite(loss), loss if math.isfinite(loss) else 0.0
+    def key(lane: Lane) -> float:
+        return lane.scores.train_loss if math.isfinite(lane.scores.train_loss) else math.inf
 
     return min(lanes, key=key)
 

@@ -13,7 +13,7 @@ from torch import nn
 from thalweg._cli import registry
 from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.entry import RATES, RaceEntry
-from thalweg._cli.race.errors import EntryError, RaceError
+from thalweg._cli.race.errors import EntryError, RaceError, name_failures
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg._engines.rule_check import check_rule
 from thalweg.formula import Rule
@@ -69,15 +69,11 @@ class TorchForm(ApplyGradientsAdapter):
         Raises:
             EntryError: `make` fails, or returns an object without `step`, or an empty list.
         """
-        try:
+        with name_failures(f"'{self._text}' failed while it was made"):
             if next(iter(self._parameters), "") in _MODELS:
-                self._begin([model])
+                self._begin(self._call_factory(model))
             else:
                 super().begin(model)
-        except Exception as error:
-            raise EntryError(
-                f"'{self._text}' failed while it was made: {type(error).__name__}: {error}"
-            ) from error
         if not self._optimizers:
             raise EntryError(f"'{self._text}' made no optimizer, but an empty list.")
         for optimizer in self._optimizers:
@@ -88,12 +84,6 @@ class TorchForm(ApplyGradientsAdapter):
                 )
         if self.learning_rate is None:
             self.learning_rate = self._find_rate()
-
-    def _make(self, variables: list[Any]) -> list[Any]:
-        if isinstance(variables[0], nn.Module):
-            product = self.factory(variables[0], **self._rate, **self._options)
-            return [*cast("list[Any]", product)] if isinstance(product, list | tuple) else [product]
-        return super()._make(variables)
 
     def _find_rate(self) -> float | None:
         """Return the learning rate that all groups share, or None."""
@@ -194,12 +184,8 @@ def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | N
     """
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}
-    try:
+    with name_failures(f"'{entry.text}' failed while it was made"):
         optimizer = factory(**arguments, **entry.options)
-    except Exception as error:
-        raise EntryError(
-            f"'{entry.text}' failed while it was made: {type(error).__name__}: {error}"
-        ) from error
     if isinstance(optimizer, torch.optim.Optimizer):
         raise RaceError(
             f"'{entry.text}' made a {type(optimizer).__name__} of other parameters; let it take"

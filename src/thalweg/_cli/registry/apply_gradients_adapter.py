@@ -102,16 +102,16 @@ class ApplyGradientsAdapter:
         for grad, var in pairs:
             var.grad = _as_torchs(grad)
         if not self._optimizers:
-            self._begin([var for _, var in pairs])
+            self._begin(self._make([var for _, var in pairs]))
         for optimizer in self._optimizers:
             optimizer.step()
 
     def begin(self, model: nn.Module) -> None:
         """Build the optimizer from all parameters of a model, before the first step."""
-        self._begin(list(model.parameters()))
+        self._begin(self._make(list(model.parameters())))
 
-    def _begin(self, variables: list[Any]) -> None:
-        self._optimizers = self._make(variables)
+    def _begin(self, optimizers: list[Any]) -> None:
+        self._optimizers = optimizers
         for optimizer in self._optimizers:
             if _has_modes(optimizer):
                 optimizer.train()
@@ -132,11 +132,15 @@ class ApplyGradientsAdapter:
             groups = [group for group in (matrix_group, adamw_group) if group["params"]]
             return [optim.Mixed(groups, **self._diagnostics_options)]
         if not self._is_muon:
-            product = factory(self._name(variables), **options, **self._diagnostics_options)
-            return [*cast("list[Any]", product)] if isinstance(product, list | tuple) else [product]
+            return self._call_factory(self._name(variables), **self._diagnostics_options)
         flat, remaining = self._split(variables, lambda var: var.dim() == 2)
         kinds = ((factory, flat, options), (torch.optim.AdamW, remaining, self._rate))
         return [cls(members, **arguments) for cls, members, arguments in kinds if members]
+
+    def _call_factory(self, params_or_model: object, **options: Any) -> list[Any]:
+        """Call `factory` with the arguments of this adapter; return one or several optimizers."""
+        product = self.factory(params_or_model, **self._rate, **self._options, **options)
+        return [*cast("list[Any]", product)] if isinstance(product, list | tuple) else [product]
 
     def _name(self, variables: list[Any]) -> list[Any]:
         """Return (name, variable) pairs if diagnostics need names, else `variables`."""

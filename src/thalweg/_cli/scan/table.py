@@ -29,6 +29,15 @@ class NameCoverage(NamedTuple):
     changed: dict[str, str]
     missing: dict[str, str]
 
+    def sections(self) -> list[tuple[tuple[str, str], dict[str, str]]]:
+        """Return (two headings, {name: text}) of three tables; names of modules have commas."""
+        there = {module: ", ".join(module_names) for module, module_names in self.there.items()}
+        return [
+            (("module", "what is there"), there),
+            (("there, but", "how it differs"), self.changed),
+            (("not there", "what to do"), self.missing),
+        ]
+
 
 def names() -> NameCoverage:
     """Return the available, changed and missing names of `thalweg.tf`."""
@@ -50,24 +59,13 @@ def names() -> NameCoverage:
 
 def markdown(coverage: NameCoverage) -> str:
     """Return the names as Markdown tables."""
-    modules = {
-        f"`{module}`": ", ".join(f"`{name}`" for name in module_names)
-        for module, module_names in coverage.there.items()
-    }
-    quoted = [{f"`{name}`": words for name, words in row.items()} for row in coverage[1:]]
-    return "\n\n".join(
-        _rows(*headings, rows)
-        for headings, rows in (
-            (("module", "what is there"), modules),
-            (("there, but", "how it differs"), quoted[0]),
-            (("not there", "what to do"), quoted[1]),
-        )
-    )
-
-
-def _rows(first_heading: str, second_heading: str, rows: dict[str, str]) -> str:
-    lines = [f"| {first_heading} | {second_heading} |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {key} | {value} |" for key, value in rows.items())])
+    there = {module: [f"`{name}`" for name in names] for module, names in coverage.there.items()}
+    tables: list[str] = []
+    for headings, rows in coverage._replace(there=there).sections():
+        lines = [f"| {' | '.join(headings)} |", "|---|---|"]
+        lines += [f"| `{name}` | {text} |" for name, text in rows.items()]
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def _modules() -> Iterator[tuple[Path, ModuleType]]:

@@ -7,17 +7,12 @@ from collections.abc import Callable
 from thalweg._cli.race.problems import digit_lines, digits, lm, stdlib_text
 from thalweg._cli.race.problems.problem import Problem
 
+_MODULES = {"digits": digits, "lines": digit_lines, "stdlib": stdlib_text, "lm": lm}
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
-    "digits": digits.load,
-    "lines": digit_lines.load,
-    "stdlib": stdlib_text.load,
-    "lm": lm.load,
+    name: module.load for name, module in _MODULES.items()
 }
 DEFAULT_OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "digits": digits.OPTIMIZERS,
-    "lines": digit_lines.OPTIMIZERS,
-    "stdlib": stdlib_text.OPTIMIZERS,
-    "lm": lm.OPTIMIZERS,
+    name: module.OPTIMIZERS for name, module in _MODULES.items()
 }
 
 __all__ = ["DEFAULT_OPTIMIZERS", "PROBLEMS", "Problem"]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thalweg._cli.race.errors import RaceError
 from thalweg._cli.race.problems import stdlib_text
 from thalweg._cli.race.problems.problem import Examples, Problem
 
@@ -36,12 +35,7 @@ OPTIMIZERS = (
 def load(seed: int) -> Problem:
     """Load the problem; the seed decides the test files and the positions of examples."""
     texts = [_encode(path.read_text("utf-8", "replace")) for path in stdlib_text.files()]
-    if sum(map(len, texts)) < FEWEST_CHARACTERS:
-        raise RaceError(
-            f"problem 'lm' found {len(texts)} .py files of the standard library in"
-            f" {stdlib_text.root()}; this Python comes without its sources. Race on --problem"
-            " digits."
-        )
+    stdlib_text.check_sources("lm", texts, FEWEST_CHARACTERS)
     random = np.random.default_rng(seed)
     test_indices = set(
         random.permutation(len(texts))[: max(1, round(len(texts) * TEST_FRACTION))].tolist()

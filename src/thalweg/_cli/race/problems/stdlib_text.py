@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +44,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Adagrad", "Adadelta", "Ftrl")
 def load(seed: int) -> Problem:
     """Load the problem; the seed decides the test files."""
     texts = [TOKEN.findall(path.read_text("utf-8", "replace")) for path in files()]
-    if sum(map(len, texts)) < FEWEST_TOKENS:
-        raise RaceError(
-            f"problem 'stdlib' found {len(texts)} .py files of the standard library in {root()}; "
-            "this Python comes without its sources. Race on --problem digits."
-        )
+    check_sources("stdlib", texts, FEWEST_TOKENS)
     frequent = Counter(token for text in texts for token in text).most_common()
     vocabulary = {token: index for index, (token, _) in enumerate(frequent[: ROWS // 2])}
     random = np.random.default_rng(seed)
@@ -67,6 +63,15 @@ def load(seed: int) -> Problem:
         epochs=1,
         output="scores.*",
     )
+
+
+def check_sources(problem: str, texts: Sequence[Sized], fewest: int) -> None:
+    """Raise RaceError if texts of the standard library have too few tokens or characters."""
+    if sum(map(len, texts)) < fewest:
+        raise RaceError(
+            f"problem '{problem}' found {len(texts)} .py files of the standard library in"
+            f" {root()}; this Python comes without its sources. Race on --problem digits."
+        )
 
 
 def root() -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -80,13 +78,3 @@ def rate_factor(step: int, *, warmup: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
-
-
-@contextmanager
-def evaluated(space: Space, optimizer: Any) -> Generator[None]:
-    """Swap in the means of parameters inside the block if the optimizer is schedule-free."""
-    if space.falls:
-        yield
-        return
-    with optimizer.swapped():
-        yield

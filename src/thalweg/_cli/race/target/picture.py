@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg._cli.race import report
-from thalweg._cli.race.plot import COLORS, format_percent
+from thalweg._cli.race.plot import format_percent, style_of
+from thalweg._cli.race.standings import format_ranks
 from thalweg._cli.race.target.profile import LONGEST, RankedRun, curve_of, ratios_of
 from thalweg._cli.race.target.results import Results, StudyPlan
 from thalweg._cli.race.target.summary import Summary
@@ -34,10 +35,7 @@ def figure(plan: StudyPlan, summary: Summary) -> Any:
     from matplotlib.figure import Figure
 
     chart = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
-    styles = {
-        name: (COLORS[index % len(COLORS)], ("-", "--", ":")[index // len(COLORS) % 3])
-        for index, name in enumerate(plan.spaces)
-    }
+    styles = {name: style_of(index) for index, name in enumerate(plan.spaces)}
     for axes, title, ranking in zip(
         chart.subplots(1, 2, sharey=True), ("by steps", BY_TIME[summary.by_clock]),
         (summary.steps, summary.seconds), strict=True,
@@ -56,7 +54,7 @@ def figure(plan: StudyPlan, summary: Summary) -> Any:
 
 
 def _draw_profiles(
-    axes: Any, ranking: Sequence[RankedRun], styles: Mapping[str, tuple[str, str]]
+    axes: Any, ranking: Sequence[RankedRun], styles: Mapping[str, dict[str, Any]]
 ) -> None:
     problems = list(ranking[0].costs)
     costs = {name: {run.name: run.costs[name] for run in ranking} for name in problems}
@@ -64,11 +62,10 @@ def _draw_profiles(
     middle = (len(ranking) - 1) / 2
     for index, run in enumerate(ranking):
         taus, fractions = curve_of(ratios[run.name])
-        color, line = styles[run.name]
-        ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
+        ranks = format_ranks(run.first, run.last)
         axes.plot(
             taus, [fraction + CURVE_DISTANCE * (middle - index) for fraction in fractions],
-            drawstyle="steps-post", color=color, linestyle=line, linewidth=1.8,
+            drawstyle="steps-post", linewidth=1.8, **styles[run.name],
             label=f"{run.name.removeprefix('optim:')} {run.score:.2f} (rank {ranks})",
         )  # fmt: skip
     axes.set_xlim(1, LONGEST)

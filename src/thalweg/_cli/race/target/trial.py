@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter, process_time
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from thalweg._cli.race.errors import EntryError
 from thalweg._cli.race.problems import PROBLEMS, Problem
 from thalweg._cli.race.run import set_threads
-from thalweg._cli.race.target.contestant import evaluated, make_optimizer, make_schedule
+from thalweg._cli.race.target.contestant import make_optimizer, make_schedule
 from thalweg._cli.race.target.goals import DATA_SEED, GOALS
 from thalweg._cli.race.target.search_spaces import Point, Space
 
@@ -100,7 +100,8 @@ def follow_trial(
         while training.taken < goal.steps:
             loss = math.inf
             if training.advance(min(goal.every, goal.steps - training.taken)):
-                with evaluated(space, training.optimizer):
+                # Schedule-free optimizers are evaluated at the means of parameters.
+                with nullcontext() if space.falls else training.optimizer.swapped():
                     loss = problem.test_loss(training.model)
             is_finite = math.isfinite(loss)
             yield training.taken, loss if is_finite else math.inf, training.seconds
