@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.showing import show_value
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.param_groups import Group
-from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.group_options import read_eps
 from thalweg.rules.torch.adafactor import adafactor, kind_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # of parameters that engines update
@@ -59,17 +58,3 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     def _computes(param: Tensor) -> bool:
         """Return True if the engines support the dtype and layout of a parameter."""
         return not is_on_mesh(param) and param.dtype in _DTYPES
-
-
-def read_eps(eps: Any, allows_none: bool = False) -> tuple[Any, float]:
-    """Return the two numbers of the option `eps` of an Adafactor as floats.
-
-    With `allows_none`, the first may be None, and is None then. Raise InvalidTypeError for other
-    values.
-    """
-    try:
-        first, second = eps
-        return None if allows_none and first is None else float(first), float(second)
-    except (TypeError, ValueError, RuntimeError) as error:
-        expected = f"two numbers{', or None and a number' * allows_none}"
-        raise InvalidTypeError(f"eps must be {expected}, not {show_value(eps)}.") from error

@@ -282,10 +282,11 @@ def _make_twin(optimizer: Any) -> Any:
     twin = cls.__new__(cls)
     cache, options = twin.step_cache, cls.step_options
     # Hooks get the optimizer, not the twin, and are called by `load`.
-    attributes = {**vars(optimizer), **{name: OrderedDict() for name in _HOOKS}}
+    hooks = {name: OrderedDict[int, Any]() for name in _HOOKS}
+    attributes: dict[str, Any] = {**vars(optimizer), **hooks}
     attributes |= {"step_cache": cache, "step_options": options}
     cache.blocks = optimizer.step_cache.blocks
-    vars(twin).update(attributes, defaults=dict(optimizer.defaults))
+    twin.__dict__.update(attributes, defaults=dict(optimizer.defaults))
     return twin
 
 

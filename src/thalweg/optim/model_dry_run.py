@@ -131,7 +131,7 @@ class StandIns:
         # A patched `forward` is bound to the original module.
         attributes.pop("forward", None)
         # PEFT then runs the base layer alone, whose outputs define the layout of `lora_B`.
-        overrides = {"_compiled_call_impl": None, "_disable_adapters": True}
+        overrides: dict[str, Any] = {"_compiled_call_impl": None, "_disable_adapters": True}
         overrides |= {name: OrderedDict() for name in _HOOKS}
         attributes |= {name: x for name, x in overrides.items() if name in attributes}
         attributes |= {

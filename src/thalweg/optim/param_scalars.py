@@ -8,7 +8,7 @@ code. Tensors that other code put into the state, or that processes share, stay 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, ClassVar, Literal
 from weakref import ref
@@ -205,8 +205,9 @@ class ForeignColumn(_StoredNumbers):
         self.views = [view.detach().reshape(()) for view in views]
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
-        plainly = [_unchanged] * len(views)
-        self._scalars = plainly if name == STEP else [NUMPY_TYPES.get(d, float) for d in dtypes]
+        self._scalars: list[Callable[[Any], Any]] = [_unchanged] * len(views)
+        if name != STEP:
+            self._scalars = [NUMPY_TYPES.get(dtype, float) for dtype in dtypes]
         self.read()
 
     def read(self) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
-from thalweg.optim.adafactor import read_eps
-from thalweg.optim.group_options import number
+from thalweg.optim.group_options import number, read_eps
 from thalweg.optim.modern.optimizer import ModernOptimizer, Rate
 from thalweg.optim.state_mismatch import is_number
 from thalweg.rules.modern.adafactor_hf import ADAFACTOR_HF, adafactor_hf
