@@ -77,7 +77,7 @@ def groups(
         0.0 ['0.bias', '1.weight', '1.bias']
     """
     with importing:
-        from thalweg.optim.rules_by_selector import RulesBySelector
+        from thalweg.optim.rules_by_selector import ParamGroups, RulesBySelector
         from thalweg.optim.selectors import ModuleParams
     params, scales = ModuleParams(module), dict(lr_scale or {})
     of_rules = None if rules is None else RulesBySelector(rules)
@@ -103,8 +103,7 @@ def groups(
         key = (choice, options.get("weight_decay"), scale)
         group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
-    param_groups = list(groups_by_key.values())
-    return param_groups if of_rules is None else of_rules.titled(param_groups)
+    return list(groups_by_key.values()) if of_rules is None else ParamGroups(groups_by_key.values())
 
 
 def _base_widths(

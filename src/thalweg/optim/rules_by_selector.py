@@ -195,10 +195,6 @@ class RulesBySelector:
                         f"{name!r} of {label} is the name of no parameter. {suggestion}".rstrip()
                     )
 
-    def titled(self, groups: list[Group]) -> ParamGroups:
-        """Return groups that print as a table."""
-        return ParamGroups(groups)
-
 
 class ParamGroups(list[Group]):
     """List of groups that prints as a table: rules, options and sizes."""

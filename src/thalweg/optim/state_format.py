@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from torch import Tensor
-
 from thalweg._base.locks import importing
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
 from thalweg._core.options.spikes import HISTORY
@@ -132,8 +130,7 @@ def drop_option_state(
         saved_state: The state dict, in a valid form; not changed.
     """
     param_states = dict(parameter_states(saved_state))
-    option_names = {name for entries in param_states.values() for name in entries}
-    option_names &= {*ENTRY_KEYWORDS, SUM}
+    option_names = set[str]().union(*param_states.values()) & {*ENTRY_KEYWORDS, SUM}
     begins = {*optimizer.step_options.begins}
     slot_names = {slot.name for rule in optimizer._rules() for slot in rule.slots}
     lacking, stale = option_names - slot_names - begins - {SUM}, option_names & begins
@@ -148,8 +145,7 @@ def drop_option_state(
         removed_names = lacking.intersection(entries)
         if optimizer.step_options.kinds.is_split and CORRECTION not in entries:
             removed_names.discard(MASTER)  # The loader computes the correction from it.
-        narrow = {n for n, x in entries.items() if isinstance(x, Tensor) and x.dtype in REDUCED}
-        old = stale & narrow
+        old = {n for n in stale & entries.keys() if getattr(entries[n], "dtype", None) in REDUCED}
         dropped_names |= removed_names
         reduced_names |= old
         if CORRECTION in removed_names and has_codes:
