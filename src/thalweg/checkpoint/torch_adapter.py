@@ -27,10 +27,11 @@ from thalweg._core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.optim import RuleOptimizer
-from thalweg.optim.class_lookup import class_named, is_named
+from thalweg.optim.class_lookup import class_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
 from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, plan_entries, warn_of
+from thalweg.optim.rule_names import KINDS
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 from thalweg.optim.step_options import KEYWORDS
 
@@ -398,7 +399,7 @@ def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
 
     The optimizer has neither groups nor state. Return None if `thalweg.optim` lacks the class.
     """
-    kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
+    kind: Any = class_named(cls.__name__) if cls.__name__ in KINDS else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
 
 

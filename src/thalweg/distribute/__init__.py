@@ -52,45 +52,29 @@ if TYPE_CHECKING:
     )
 
 # Imported when they are first asked for: most trainings have no strategy.
-_HOMES = {
-    "LocalShards": "sharding.dtensor_step",
-    "ReduceOp": "reduce_op",
-    "ReplicaContext": "extended",
-    "Shards": "sharding.shards",
-    "SharedStep": "sharding.sharded_step",
-    "StepFingerprint": "consistency_check",
-    "Strategy": "strategy",
-    "aggregate_assignments": "variable_aggregation",
-    "as_mode": "variable_aggregation",
-    "commit_sums": "reduction_tracking",
-    "current_replica": "strategy",
-    "current_strategy": "aggregation",
-    "enter_replica": "context",
-    "enter_shared_step": "sharded_slots",
-    "enter_single_replica": "strategy",
-    "enter_update": "context",
-    "fill_missing": "all_reduce_gradients",
-    "fill_missing_gradients": "aggregation",
-    "get_replica_context": "strategy",
-    "get_strategy": "strategy",
-    "guard_backward": "aggregation",
-    "has_strategy": "context",
-    "in_cross_replica_context": "context",
-    "in_words": "consistency_check",
-    "keep_local_slots": "sharding.dtensor_step",
-    "loss_factor": "loss",
-    "record_loss_reduction": "loss",
-    "report_errors": "aggregation",
-    "scale_loss_for_estimator": "loss",
-    "shards_of": "sharded_slots",
-    "share_summed_step": "sharded_slots",
-    "strategy_of": "aggregation",
-    "sum_concrete_gradients": "aggregation",
-    "sum_for_shards": "sharded_slots",
-    "sum_gradients": "aggregation",
-    "with_aggregation": "variable_aggregation",
-}
-
+_MODULES = {
+    "aggregation": (
+        "current_strategy", "fill_missing_gradients", "guard_backward", "report_errors",
+        "strategy_of", "sum_concrete_gradients", "sum_gradients",
+    ),
+    "all_reduce_gradients": ("fill_missing",),
+    "consistency_check": ("StepFingerprint", "in_words"),
+    "context": ("enter_replica", "enter_update", "has_strategy", "in_cross_replica_context"),
+    "extended": ("ReplicaContext",),
+    "loss": ("loss_factor", "record_loss_reduction", "scale_loss_for_estimator"),
+    "reduce_op": ("ReduceOp",),
+    "reduction_tracking": ("commit_sums",),
+    "sharded_slots": ("enter_shared_step", "shards_of", "share_summed_step", "sum_for_shards"),
+    "sharding.dtensor_step": ("LocalShards", "keep_local_slots"),
+    "sharding.sharded_step": ("SharedStep",),
+    "sharding.shards": ("Shards",),
+    "strategy": (
+        "Strategy", "current_replica", "enter_single_replica", "get_replica_context",
+        "get_strategy",
+    ),
+    "variable_aggregation": ("aggregate_assignments", "as_mode", "with_aggregation"),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "LocalShards", "ReduceOp", "ReplicaContext", "Shards", "SharedStep", "StepFingerprint",
     "Strategy", "aggregate_assignments", "as_mode", "commit_sums", "current_replica",

@@ -60,11 +60,8 @@ def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
         ReplicaMismatchError: Gradients that are not None differ. Every rank raises this error.
     """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
-    if (
-        RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(local_kinds).encode())])
-        .receive()
-        .are_equal[0]
-    ):
+    digest = hash_bytes(repr(local_kinds).encode())
+    if RankMessage(ranks, PendingCollective.VALUES, [digest]).receive().are_equal[0]:
         return list(pairs)
     # `fill_missing` sends a tensor, which needs one shape on all ranks.
     compare_lines(ranks, [f"the number of values: {len(pairs)}"])

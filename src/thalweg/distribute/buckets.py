@@ -116,12 +116,9 @@ class Bucket:
         # An error that is not finite would spoil the gradients of all later steps.
         residuals.copy_(self._low_precision.copy_(residuals))
         torch.sub(self._flat, residuals, alpha=count, out=residuals).nan_to_num_(0.0, 0.0, 0.0)
-        sizes = [copy.numel() for copy in self.copies.values()]
-        shapes = [copy.shape for copy in self.copies.values()]
-        return [
-            residual.view(shape)
-            for residual, shape in zip(torch.split(residuals, sizes), shapes, strict=True)
-        ]
+        copies = self.copies.values()
+        parts = torch.split(residuals, [copy.numel() for copy in copies])
+        return [part.view(copy.shape) for part, copy in zip(parts, copies, strict=True)]
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """Start the sum over all ranks; `ordered` adds in the order of a tree of ranks."""

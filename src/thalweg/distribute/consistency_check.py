@@ -228,12 +228,10 @@ def _describe_value(argument: object) -> str:
         return repr(float(np.float32(cast(float, argument))))
     if argument is None or isinstance(argument, bool | int | str | np.integer):
         return str(cast(object, argument))
+    if isinstance(argument, Tensor) and argument.dim():
+        return f"a tensor of {tuple(argument.shape)}"
     if isinstance(argument, Tensor):
-        return (
-            _describe_value(argument.item())
-            if not argument.dim()
-            else f"a tensor of {tuple(argument.shape)}"
-        )
+        return _describe_value(argument.item())
     if isinstance(argument, Rule):
         return argument.name
     if isinstance(argument, Mapping):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thalweg._base.context_managers import ContextSetting, Sections
+from thalweg._base.context_managers import ContextSetting
 from thalweg._base.execution_context import replicas, thread
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ def enter_replica(replica: Replica) -> ContextSetting:
 
 
 def _enter_scope(context: StrategyContext, target: object = None) -> ContextSetting:
-    def enter_section() -> Sections:
-        return [partial(thread.strategies.append, context)], [thread.strategies.pop]
-
-    return ContextSetting(enter_section, target)
+    enter_calls = [partial(thread.strategies.append, context)]
+    return ContextSetting(lambda: (enter_calls, [thread.strategies.pop]), target)
 
 
 def innermost_context() -> StrategyContext | None:

@@ -127,9 +127,8 @@ class Extended:
             value_destination_pairs: (value, destination) pairs; destinations are ignored.
             options: Ignored; accepted for compatibility.
         """
-        return all_reduce(
-            self._strategy, reduce_op, [value for value, _ in value_destination_pairs]
-        )
+        values = [value for value, _ in value_destination_pairs]
+        return all_reduce(self._strategy, reduce_op, values)
 
     def update(
         self,
@@ -147,9 +146,7 @@ class Extended:
             args, kwargs: Further arguments.
             group: True to return the result of `fn`, False to return `(result,)`.
         """
-        with enter_cross_replica(self._strategy):
-            output = fn(var, *args, **(kwargs or {}))
-        return output if group else (output,)
+        return self.update_non_slot(var, fn, (var, *args), kwargs, group)
 
     def update_non_slot(
         self,

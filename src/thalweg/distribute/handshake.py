@@ -181,11 +181,8 @@ def compare_lines(
     first_lines, *other_texts = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
     for rank, other_lines in enumerate(other_texts, 1):
         if other_lines != first_lines:
-            raise ReplicaMismatchError(
-                _describe_difference(
-                    first_lines, other_lines, hints, (global_ranks[0], global_ranks[rank])
-                )
-            )
+            pair = global_ranks[0], global_ranks[rank]
+            raise ReplicaMismatchError(_describe_difference(first_lines, other_lines, hints, pair))
 
 
 def _describe_difference(

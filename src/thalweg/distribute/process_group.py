@@ -95,26 +95,24 @@ class Ranks:
 
     def take_maximum(self, tensor: Tensor) -> None:
         """Replace each element by its maximum over all ranks, in place."""
-        self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
+        self.begin_maximum(tensor).wait()
 
     def add(self, tensor: Tensor) -> None:
         """Replace each element by its sum over all ranks, in place."""
-        self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
+        self.begin_adding(tensor).wait()
 
     def begin_adding(self, tensor: Tensor) -> Pending:
         """Start an in-place all-reduce of sums; return the transfer."""
-        return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
+        return self._begin(distributed.all_reduce, tensor)
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
         """Start an in-place all-reduce of maxima; return the transfer."""
-        return Pending(
-            self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
-        )
+        return self._begin(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by rank; all have the same shape."""
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._run_collective(distributed.all_gather, tensors, tensor)
+        self._begin(distributed.all_gather, tensors, tensor).wait()
         return tensors
 
     def begin_exchanging(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
@@ -130,9 +128,7 @@ class Ranks:
             # The collective also writes this rank's output, which must stay unchanged.
             destinations = list(outputs)
             destinations[self.rank] = torch.empty_like(inputs[self.rank])
-            return Pending(
-                self, [self._begin_collective(distributed.all_to_all, destinations, list(inputs))]
-            )
+            return self._begin(distributed.all_to_all, destinations, list(inputs))
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         # Gloo's all_to_all takes 1.5 times as long as single messages.
         with self._detect_loss():
@@ -164,7 +160,7 @@ class Ranks:
             ]
             return Pending(self, works)
         local = tensors[self.rank]
-        return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), local)])
+        return self._begin(distributed.all_gather, list(tensors), local)
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Send `tensors[self.rank]` to rank 0, and wait for the transfer.
@@ -190,7 +186,7 @@ class Ranks:
             contiguous = tensor.detach().contiguous()
             # All backends support bytes.
             byte_view = contiguous.view(-1).view(torch.uint8)
-            self._run_collective(distributed.broadcast, byte_view, group_src=source)
+            self._begin(distributed.broadcast, byte_view, group_src=source).wait()
             # `contiguous` returns a copy of a tensor with other strides.
             if contiguous.data_ptr() != tensor.data_ptr():
                 with no_grad():
@@ -236,11 +232,9 @@ class Ranks:
         if errors[0].strip():
             raise CheckpointWriteError(f"Rank 0 has not written {path}. {errors[0]}")
 
-    def _run_collective(self, function: object, *args: object, **kwargs: object) -> None:
-        """Run a collective of torch.distributed and wait for its end."""
-        work = self._begin_collective(function, *args, **kwargs)
-        with self._detect_loss():
-            self._finish_work(work)
+    def _begin(self, function: object, *args: object, **kwargs: object) -> Pending:
+        """Start a collective of torch.distributed; return the transfer."""
+        return Pending(self, [self._begin_collective(function, *args, **kwargs)])
 
     def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> object:
         """Call a function of torch.distributed with `async_op=True`; return its work handle.

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from thalweg.autodiff import watching
 from thalweg.distribute.all_reduce_gradients import MaybePair, fill_missing, sum_matched_pairs
-from thalweg.distribute.bucketed_all_reduce import Sender
+from thalweg.distribute.bucketed_all_reduce import InFlightAllReduce, Sender
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.consistency_check import Agreement, StepFingerprint, Vote
 from thalweg.distribute.gradient_kinds import signature
 from thalweg.distribute.handshake import PendingCollective, raise_on_all
-from thalweg.distribute.overlapped_all_reduce import InFlightAllReduce
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.sharded_step import SharedStep, fate_before_write
 from thalweg.distribute.sharding.shards import Shards
@@ -206,15 +205,11 @@ class Reducer:
 
         The hash is 0 if slots are not sharded.
         """
-        if self.shards is None:
-            return 0, fingerprint._replace(
-                words=lambda: [*fingerprint.words(), *self._sending.describe()]
-            )
-        cut = self.shards.digest
-        shard_lines = [
-            f"what slots are where: {cut:x}",
-            f"whether sums are sent in parts: {scatters}",
-        ]
+        cut, shard_lines = 0, list[str]()
+        if self.shards is not None:
+            cut = self.shards.digest
+            shard_lines = [f"what slots are where: {cut:x}"]
+            shard_lines += [f"whether sums are sent in parts: {scatters}"]
         describe = lambda: [*fingerprint.words(), *self._sending.describe(), *shard_lines]  # noqa: E731
         return cut ^ scatters, fingerprint._replace(words=describe)
 
@@ -239,8 +234,6 @@ class Reducer:
         self._expects_sums = True
         try:
             yield
-        except (ReplicaLostError, ReplicaMismatchError):
-            raise
         except Exception as error:
             if self._expects_sums:
                 with self._explain_loss():

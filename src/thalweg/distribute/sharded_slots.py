@@ -25,7 +25,6 @@ from thalweg.distribute.sharding.dtensor_step import (
     LocalStep,
     are_misplaced,
     keep_local_slots,
-    place_on_mesh,
 )
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors
 from thalweg.distribute.sharding.sharded_step import SharedStep
@@ -146,7 +145,8 @@ def share_summed_step(
     if isinstance(slot_shards, LocalShards):
         pairs = as_pairs(grads_and_vars)
         group = _make_matrix_group(pairs, adapter, transforms, fingerprint)
-        return place_on_mesh(pairs, group), LocalStep(slot_shards, group)
+        step = slot_shards.make_step(group)
+        return step.place_on_mesh(pairs), step
     return grads_and_vars, None
 
 

@@ -98,9 +98,8 @@ class Strategy:
                 f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
             )
         low_precision = None if compression is None else DTYPES[compression]
-        self._set_up(
-            ranks, Sending(bucket_size, reduction == "ordered", low_precision), shard_slots
-        )
+        sending = Sending(bucket_size, reduction == "ordered", low_precision)
+        self._set_up(ranks, sending, shard_slots)
 
     def _set_up(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
         """Set all attributes; called by the constructor and by `alone`."""

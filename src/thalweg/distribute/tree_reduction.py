@@ -29,15 +29,8 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     if high - low == 1:
         return gradients(low)
     middle = (low + high) // 2
-    return add_sums(over_batches(low, middle, gradients), over_batches(middle, high, gradients))
-
-
-def add_sums(first_sums: Sums, right_sums: Sums) -> Sums:
-    """Return the elementwise sums of two lists. Sparse rows are concatenated, None counts as 0."""
-    return [
-        _add_pair(first_sum, right_sum)
-        for first_sum, right_sum in zip(first_sums, right_sums, strict=True)
-    ]
+    halves = over_batches(low, middle, gradients), over_batches(middle, high, gradients)
+    return list(map(_add_pair, *halves))
 
 
 def _add_pair(first_sum: Gradient, right_sum: Gradient) -> Gradient:

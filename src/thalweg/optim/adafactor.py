@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.showing import show_value
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.param_groups import Group
-from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.group_options import read_eps
 from thalweg.rules.torch.adafactor import adafactor, kind_of
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # of parameters that engines update
 
 
 class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
@@ -44,38 +45,16 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
         """Return a parameter's rule: row and column means for matrices, else elementwise means."""
-        root_floor, of_variable = _read_eps(group["eps"])
+        root_floor, of_variable = read_eps(group["eps"], allows_none=True)
         if root_floor is None:
             root_floor = torch.finfo(param.dtype).eps
         return adafactor(root_floor, of_variable, kind_of(param.shape))
 
     @classmethod
-    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        try:
-            _read_eps(group["eps"])
-        except InvalidTypeError as error:
-            return [str(error).rstrip(".")]
-        return []
+    def _check_choices(cls, group: Mapping[str, Any]) -> None:
+        read_eps(group["eps"], allows_none=True)
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
         """Return True if the engines support the dtype and layout of a parameter."""
-        return not is_on_mesh(param) and param.dtype in (
-            torch.float32,
-            torch.float64,
-            torch.bfloat16,
-        )
-
-
-def _read_eps(eps: Any) -> tuple[float | None, float]:
-    """Return the two numbers of `eps` as floats; the first may be None.
-
-    Raise InvalidTypeError if `eps` is neither two numbers nor None and a number.
-    """
-    try:
-        root_floor, of_variable = eps
-        return None if root_floor is None else float(root_floor), float(of_variable)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidTypeError(
-            f"eps must be two numbers, or None and a number, not {show_value(eps)}."
-        ) from error
+        return not is_on_mesh(param) and param.dtype in _DTYPES

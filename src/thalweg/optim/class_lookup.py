@@ -46,11 +46,6 @@ def kind_of(rule: object) -> Any:
     return class_named(rule)
 
 
-def is_named(name: str) -> bool:
-    """Return True if a class of this package has the name `name`."""
-    return name in KINDS
-
-
 @cache
 def class_named(name: str) -> Any:
     """Return the class of this package with the name `name`."""

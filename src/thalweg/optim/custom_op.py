@@ -8,7 +8,7 @@ graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Container, Generator, Sequence
 from functools import partial
 from itertools import count
 from operator import is_
@@ -237,14 +237,7 @@ def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None])
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))
     enter_calls, restore_calls = (
-        _gradient_calls(params, gradients),
-        _gradient_calls(params, former_grads),
+        [partial(setattr, param, "grad", grad) for param, grad in zip(params, grads, strict=True)]
+        for grads in (gradients, former_grads)
     )
     return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
-
-
-def _gradient_calls(
-    params: Sequence[Tensor], gradients: Sequence[Tensor | None]
-) -> list[Callable[[], object]]:
-    """Return calls that set `grad` of each parameter."""
-    return [partial(setattr, p, "grad", grad) for p, grad in zip(params, gradients, strict=True)]

@@ -19,8 +19,7 @@ from thalweg._core.state import Entry, Part
 from thalweg._engines.random_bits import Positions
 
 if TYPE_CHECKING:
-    from thalweg.distribute.sharding.dtensor_step import LocalShards, LocalStep
-    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
+    from thalweg.distribute.sharding.dtensor_step import LocalShards
 
 
 def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
@@ -31,17 +30,6 @@ def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
     from thalweg.distribute.sharding.dtensor_step import LocalShards
 
     return LocalShards()
-
-
-def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
-    """Return the object that reduces norms and gathers matrices over ranks in one step.
-
-    Args:
-        team: The process group of the step; None if the step sends no messages.
-    """
-    from thalweg.distribute.sharding.dtensor_step import LocalStep
-
-    return LocalStep(shards, team)
 
 
 @contextmanager
@@ -66,24 +54,6 @@ def guard_ranks(optimizer: Any) -> Generator[None]:
     finally:
         optimizer.step_cache.team = None
         team.end()
-
-
-def place_pairs_on_mesh(
-    pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
-) -> list[tuple[Any, Tensor]]:
-    """Return (gradient, parameter) pairs with DTensor gradients placed like their parameters.
-
-    All ranks call this. A gradient that is not a DTensor stays unchanged.
-
-    Args:
-        team: Optional. The process group. Its ranks synchronize before they redistribute gradients.
-
-    Raises:
-        FailedPreconditionError: A gradient is a DTensor, but its parameter is not.
-    """
-    from thalweg.distribute.sharding import dtensor_step
-
-    return dtensor_step.place_on_mesh(pairs, team)
 
 
 def make_entry(name: str, tensor: Tensor) -> Entry:

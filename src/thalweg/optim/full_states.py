@@ -43,21 +43,12 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
             if not is_on_mesh(param) or not isinstance(entries, Mapping):
                 continue
             slots = _select_slots(optimizer, group, param)
-            full = {
-                slot_name: entry
-                for slot_name, entry in entries.items()
-                if slot_name in slots and _is_full(entry)
-            }
+            full = {name: x for name, x in entries.items() if name in slots and _is_full(x)}
             if full and not are_known(param):
                 problems.append(_describe_unknown(param, label))
                 continue
-            states[key] = {
-                **entries,
-                **{
-                    slot_name: _cut_slot(entry, param, slots[slot_name])
-                    for slot_name, entry in full.items()
-                },
-            }
+            cut = {name: _cut_slot(x, param, slots[name]) for name, x in full.items()}
+            states[key] = {**entries, **cut}
     if problems:
         raise mismatch(problems, type(optimizer).__name__)
     return {**saved_state, "state": states}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -14,44 +14,25 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from thalweg._base.context_managers import enable_grad, host_allocations, no_grad
-from thalweg._base.execution_context import replicas
 from thalweg._base.locks import importing
 from thalweg._base.showing import Describing
 from thalweg._base.tracing import untraced, without_dynamo
-from thalweg._core.atomic_section import Call, run
-from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_committed
+from thalweg._core.commit import raise_first, says_committed
 from thalweg._core.dtensor import local
-from thalweg._core.gradient_transforms import NOTHING
-from thalweg._core.options.accumulation import (
-    Accumulation,
-    add_to_sums,
-    are_zero,
-    clearing_sums,
-    set_aside,
-    sums_of,
-)
-from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.options.flat_gradients import Flat
-from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.accumulation import are_zero, set_aside
 from thalweg._core.options.spikes import HISTORY
-from thalweg._core.options.stochastic_rounding import Rounding
-from thalweg._core.options.weight_averaging import Average
 from thalweg._core.param_groups import Group, group_indices_of, params_of
 from thalweg._core.reentrance import check_no_step, one_step_at_a_time
-from thalweg._core.sparse_gradients import is_sparse, summed
+from thalweg._core.sparse_gradients import is_sparse
 from thalweg._core.step import try_rebind
 from thalweg._engines.guards import is_recorded
-from thalweg.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.optim.custom_op import forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
-from thalweg.optim.grad_scaler import StepNotes, annotate_errors
 from thalweg.optim.group_checks import GroupChecks
 from thalweg.optim.group_options import check_options_held
+from thalweg.optim.options import Average, Diagnosed, Flat, Rounding, Unscaling
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.profiler_hooks import has_hooks
@@ -59,19 +40,17 @@ from thalweg.optim.signatures import OfConstructor
 from thalweg.optim.step_adapter import ParamGroupAdapter
 from thalweg.optim.step_cache import StepCache
 from thalweg.optim.step_options import (
-    FOUND_INF,
     KEYWORDS,
     NO_OPTIONS,
     GradientReport,
-    LastStep,
     StepOptions,
     gradient_transforms,
     pop_options,
 )
-from thalweg.variable import check_held, name_of, titles_of
+from thalweg.optim.step_reports import StepNotes, StepReports, annotate_errors
+from thalweg.variable import check_held, name_of
 
 if TYPE_CHECKING:
-    from thalweg.diagnostics.table import Table
     from thalweg.optim.flat_gradients import FlatGradients
     from thalweg.optim.replay import ReplayedStep
 
@@ -80,14 +59,11 @@ _NOT_IN_GRAPHS = (
     " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
     " a class of their own"
 )
-_WAS_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
-_FOLDED = "The gradients were added to their sums: those of the next call of step follow."
 _NESTED = "The step was not taken, but other steps were while its closure ran."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
-_WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
-class FusedOptimizer(GroupChecks):
+class FusedOptimizer(GroupChecks, StepReports):
     """Base class of torch-style optimizers that update all parameters in one pass.
 
     Args:
@@ -106,6 +82,7 @@ class FusedOptimizer(GroupChecks):
     # A slot, and the warning about parameters of zeros that get the slot.
     _zero_warning: ClassVar[tuple[str, ...]] = ()
     has_torch_numbers = True  # True for torch's arithmetic, False for TensorFlow's
+    _adapter: ClassVar[type[ParamGroupAdapter]]  # the class of adapters of steps
     __signature__ = OfConstructor()
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -127,11 +104,7 @@ class FusedOptimizer(GroupChecks):
         self.defaults.update(options.on)
         # Torch's constructor may have made slots.
         self.step_cache.blocks.gather(self.state, self._single)
-        # Torch's constructor makes slots on the device of the parameters.
-        if options.kinds.device is not None:
-            for entries in self.state.values():
-                tensors = {key: x for key, x in entries.items() if isinstance(x, Tensor)}
-                entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
+
         # `GradScaler.step` then passes scale and overflow flag to `step`, and leaves gradients.
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
@@ -270,15 +243,6 @@ class FusedOptimizer(GroupChecks):
                 from thalweg.optim.step_in_backward import register_hooks
             register_hooks(self)
 
-    def check_not_swapped(self, message: str) -> None:
-        """Raise FailedPreconditionError in a block of `swapped()`, where parameters hold averages.
-
-        Args:
-            message: The message of the error: the call, its effect, and the alternative.
-        """
-        if self.step_cache.holds_averages:
-            raise FailedPreconditionError(message)
-
     def __getstate__(self) -> dict[str, Any]:
         self.check_not_swapped(
             f"A copy of {type(self).__name__} inside of swapped() would train averages instead of"
@@ -287,7 +251,8 @@ class FusedOptimizer(GroupChecks):
         # `copy.deepcopy` reads the parameters' memory.
         for param in params_of(self.param_groups):
             check_held(param)
-        attributes = {key: vars(self)[key] for key in _COPIED_ATTRIBUTES if key in vars(self)}
+        names = ("step_options", "_step_supports_amp_scaling")
+        attributes = {name: vars(self)[name] for name in names if name in vars(self)}
         return {**super().__getstate__(), **attributes}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
@@ -407,28 +372,6 @@ class FusedOptimizer(GroupChecks):
         with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
             self._step_carefully()
 
-    def _run_noted(self, work: Call, results: StepNotes) -> None:
-        """Call `work`, and append what it has written to `results`, also if it raises.
-
-        The caller holds the lock, without which steps of other threads would count, too.
-        """
-        cache = self.step_cache
-        cache.progress, cache.is_folded, total = (), False, cache.total
-        try:
-            work()
-            results.append(self._describe_progress(total))
-        except BaseException:
-            results.append(self._describe_progress(total))
-            raise
-
-    def _note_loss(self, loss: object) -> None:
-        """Report the loss of a closure to the diagnostics and to `spikes`."""
-        if self.step_cache.diagnosing is not None:
-            self.step_cache.diagnosing.note_loss(loss)
-        if (judge := self.step_options.judge) is not None:
-            with suppress(InvalidTypeError):
-                judge.log_loss(loss)
-
     def _step_carefully(self) -> None:
         """Take a step with all checks; the caller holds the lock.
 
@@ -526,12 +469,6 @@ class FusedOptimizer(GroupChecks):
         self.step_cache.flat = FlatGradients(params_of(self.param_groups))
         self.step_cache.rebind_target = None
 
-    def _make_adapter(
-        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
-    ) -> ParamGroupAdapter:
-        """Return the adapter of a step over all parameters."""
-        raise NotImplementedError
-
     def _try_replay(self, has_sums: bool = False) -> bool:
         """Repeat the last step with new gradients in one native call; return True if it was taken.
 
@@ -548,7 +485,7 @@ class FusedOptimizer(GroupChecks):
             adapters, cache.due_adapters = cache.due_adapters, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
-            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.replay_class()
+            kind = ReplayedStep if cache.diagnosing is None else cache.diagnosing.replay_class
             replay = self._plan_with_absent(kind) if cache.changes.needs_plan else None
             cache.changes.needs_plan = False
             cache.replay = kind.of(self, adapters) if replay is None and adapters else replay
@@ -585,15 +522,12 @@ class FusedOptimizer(GroupChecks):
         has_absent = any(map(is_, gradients, itertools.repeat(None)))
         if has_absent or not self._updates_all(param_state, gradients):
             return False
-        adapter = self._make_adapter(param_state, params, group_indices)
-        report, unscaling = GradientReport(), self.unscaling()
+        adapter, report = self._adapter(self, param_state, params, group_indices), GradientReport()
         adapter.ending = self._end_calls(report)
         if not adapter.repeats:
             return False
-        transforms = NOTHING
-        if unscaling is not None or self.step_options.clips:
-            arguments = unscaling, len(params), report, self.has_torch_numbers
-            transforms = gradient_transforms(self.step_options, *arguments)
+        arguments = self.unscaling(), len(params), report, self.has_torch_numbers
+        transforms = gradient_transforms(self.step_options, *arguments)
         pairs = list(zip(gradients, params, strict=True))
         if self.step_options.clips and any(map(is_sparse, gradients)):
             pairs = adapter.seen(pairs)
@@ -603,9 +537,8 @@ class FusedOptimizer(GroupChecks):
         if outcome.taken is not False:
             adapter.settle()
         raise_first(outcome.errors)
-        if outcome.taken is False:
-            return True
-        cache.note_repeated(adapter)
+        if outcome.taken is not False:
+            cache.note_repeated(adapter)
         return True
 
     def _rules(self) -> set[Rule]:
@@ -632,60 +565,13 @@ class FusedOptimizer(GroupChecks):
         if len(group_indices) == count and is_rebindable:
             cache.rebind_target = (param_state, list(group_indices))
 
-    def _check_alone(self) -> None:
-        """Raise FailedPreconditionError in a strategy of several replicas."""
-        count = replicas()
-        if count > 1:
-            raise FailedPreconditionError(
-                f"{type(self).__name__} would train this replica alone: optimizers of torch's kind"
-                f" do not add up the gradients of the {count} replicas of the strategy. Take the"
-                " step outside of strategy.run, with a module inside of"
-                " torch.nn.parallel.DistributedDataParallel; or take it with an optimizer of"
-                " thalweg.keras.optimizers or thalweg.v1."
-            )
-
-    def _apply_alone(self, param: Tensor) -> None:
-        """Update one parameter in the backward pass; add a note to an error: what was written."""
-        cache, results = self.step_cache, StepNotes()
-        try:
-            self._check_alone()
-            with cache.lock, one_step_at_a_time(cache, type(self).__name__):
-                self.check_not_swapped(_SWAPPED_STEP)
-                self._run_noted(partial(self._take_step, param), results)
-        except BaseException as error:
-            self._add_progress_note(error, results)
-            raise
-
-    def _end_step(self) -> None:
-        """Count a step after gradients were applied during the backward pass."""
-        run(self._end_calls(GradientReport()))
-
-    @property
-    def last_step(self) -> LastStep | None:
-        """Report of the last step as a `LastStep`; None before the first step."""
-        cache = self.step_cache
-        cache.settle()
-        if cache.last_step is None or not cache.last_step.taken:
-            return cache.last_step
-        report = cache.last_step
-        # Numbers on a GPU are read here, not in the step, which would have to wait for them.
-        if cache.counter is not None:
-            report = report._replace(count=cache.count + int(cache.counter.item()))
-        if cache.last_apply_flag is not None and not cache.last_apply_flag.item():
-            return report._replace(taken=False, reason=FOUND_INF)
-        if cache.report.grad_norm is None:
-            return report
-        norm, factor = float(cache.report.grad_norm), float(cache.report.clip_factor)
-        return report._replace(grad_norm=norm, clip_factor=factor)
-
-    @property
-    def diagnostics(self) -> Table | None:
-        """Numbers of each parameter in the last measured step; None before one.
-
-        A device that has measured it is waited for here.
-        """
-        diagnosing = self.step_cache.diagnosing
-        return None if diagnosing is None else diagnosing.table()
+    @annotate_errors
+    def _apply_alone(self, param: Tensor, results: StepNotes) -> None:
+        """Update one parameter in the backward pass."""
+        self._check_alone()
+        with self.step_cache.lock, one_step_at_a_time(self.step_cache, type(self).__name__):
+            self.check_not_swapped(_SWAPPED_STEP)
+            self._run_noted(partial(self._take_step, param), results)
 
     def swapped(self) -> AbstractContextManager[None]:
         """Return a context manager in which parameters hold their averages, to evaluate or save.
@@ -703,140 +589,6 @@ class FusedOptimizer(GroupChecks):
             from thalweg.optim.swap_averages import swapped
         return swapped(self)
 
-    def _accumulate_gradients(self, is_allocating: bool) -> bool:
-        """Add gradients to their sums in the state; return True if a step is due.
-
-        A due step has {id(parameter): sum} in `step_cache.sums`. Without the option `accumulate`,
-        do nothing and return True.
-
-        Args:
-            is_allocating: True for a step that only allocates state; it is due at once.
-        """
-        cache, passes = self.step_cache, self.step_options.accumulate
-        if passes == 1:
-            return True
-        # After a step that was not taken, the sums are still in the state.
-        cache.sums = None
-        with no_grad():
-            count = add_to_sums(
-                self.param_groups,
-                self.state,
-                # A float: with `accumulate`, the host decides about overflows.
-                unscaling=cast("float | None", self.unscaling()),
-                sum_in_float32=self.step_options.of(Accumulation).wide_sums
-                or self.step_options.kinds.masters,
-                report_count=self._report_waiting,
-            )
-        if count < passes and not is_allocating:
-            return False
-        cache.sums = sums_of(self.state)
-        if not cache.sums:
-            run(clearing_sums(self.param_groups, self.state))
-        return bool(cache.sums)
-
-    def _report_waiting(self, count: int) -> Call:
-        """Return a call that records, as the last step, that `count` gradients are summed up."""
-        reason = f"{count} of {self.step_options.accumulate} gradients are summed up"
-        report = LastStep(False, reason, self.step_cache.count)
-        return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
-
-    def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient of each parameter, or its accumulated sum; None if both are missing.
-
-        A sum is rounded to the parameter's dtype, unless the optimizer keeps float32 masters.
-        """
-        sums = self.step_cache.sums
-        if sums is None:
-            return [param.grad for param in params]
-        gradients = [sums.get(id(param)) for param in params]
-        if self.step_options.kinds.masters:
-            return gradients
-        pairs = zip(gradients, params, strict=True)
-        return [grad if grad is None else self._round_sum(grad, param) for grad, param in pairs]
-
-    def _round_sum(self, grad: Tensor, param: Tensor) -> Tensor:
-        """Return an accumulated sum in the dtype of the parameter."""
-        if self.step_options.clips and grad.is_sparse and grad.dtype != param.dtype:
-            # Duplicates are summed before the rounding.
-            grad = summed(grad, grad.dtype, *titles_of([param]))
-        return grad.to(param.dtype)
-
-    def _describe_progress(self, total: int | None = None) -> tuple[Sequence[str], str]:
-        """Return ([a note on what the present step has written] or [], a note on sums or "").
-
-        Args:
-            total: `step_cache.total` before the step; None if the step has not begun.
-        """
-        cache = self.step_cache
-        is_folded = total is not None and cache.is_folded
-        sums = _WAITING if cache.sums is not None else _FOLDED if is_folded else ""
-        if total is not None and cache.progress:
-            return cache.progress, sums
-        # The step was replayed in one call, and interrupted after the call.
-        if total is not None and cache.total != total:
-            return [f"{TAKEN}."], sums
-        return [_WAS_APPLIED] if cache.has_applied_grads else [], sums
-
-    def _add_progress_note(self, error: BaseException, results: StepNotes) -> None:
-        """Add a note to a step's error: what was written, which gradients stay in the state.
-
-        `results` has the result of `_describe_progress` first, or nothing if no step has begun.
-        """
-        written, sums = results[0] if results else self._describe_progress()
-        if written:
-            add_note(error, written)
-        elif not says_committed(error):
-            add_note(error, ())
-            if sums:
-                error.add_note(sums)
-
-    def _end_calls(
-        self, grad_report: GradientReport, single_param: Tensor | None = None
-    ) -> list[Call]:
-        """Return callables that record a step as taken; the caller runs them if the step succeeds.
-
-        The callables also clear accumulated sums, and gradients that `in_backward` left. If a GPU
-        decides whether the step is applied, a callable counts applied steps on the GPU.
-
-        Args:
-            grad_report: Norm and clip factor of the gradients, which becomes `step_cache.report`.
-            single_param: The only parameter of an update in the backward pass. The callables then
-                only free its gradient; `step` records the step later.
-        """
-        cache = self.step_cache
-        if single_param is not None:
-            mark_applied = partial(vars(cache).__setitem__, "has_applied_grads", True)
-            return [mark_applied, partial(setattr, single_param, "grad", None)]
-        updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
-        updates["last_apply_flag"] = cache.apply_flag
-        calls: list[Call] = []
-        if cache.apply_flag is None:
-            updates["count"] = cache.count + 1
-        elif cache.counter is None:
-            updates["counter"] = cache.apply_flag.long()
-        else:
-            updates["counter"] = counter = cache.counter.to(cache.apply_flag.device)
-            calls.append(partial(counter.add_, cache.apply_flag))
-        updates["last_step"] = LastStep(True, "", updates.get("count", cache.count))
-        updates["progress"] = (f"{TAKEN}." if cache.apply_flag is None else LEFT,)
-        if cache.sums is not None:
-            calls += self.clearing_sums()
-        if self.step_options.in_backward:
-            # A parameter that was just unfrozen had no hook in the last backward pass.
-            params_with_grad = [
-                param for param in params_of(self.param_groups) if param.grad is not None
-            ]
-            calls += [partial(setattr, param, "grad", None) for param in params_with_grad]
-        return [*calls, partial(vars(cache).update, updates)]
-
-    def clearing_sums(self) -> list[Call]:
-        """Return calls that clear the accumulated gradients."""
-        calls = clearing_sums(self.param_groups, self.state)
-        return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
-
     def _take_step(self, single_param: Tensor | None = None) -> None:
         """Update all parameters that have a gradient, or `single_param` in the backward pass."""
         raise NotImplementedError
-
-
-_COPIED_ATTRIBUTES = ("step_options", "_step_supports_amp_scaling")

@@ -36,9 +36,7 @@ from thalweg.optim.native_support import device_of, engines_support, find_shared
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.signatures import publish, with_options
-from thalweg.optim.state_mismatch import (
-    are_numbers,
-)
+from thalweg.optim.state_mismatch import are_numbers
 from thalweg.optim.step_adapter import TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 from thalweg.optim.torch_groups import TorchGroups
@@ -60,16 +58,9 @@ class _RuleMembers(NamedTuple):
 _SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
 
 
-class _BoundPlan(NamedTuple):
-    """Plan of a sub-step (the update by one rule), with the gradients of the sub-step.
-
-    Attributes:
-        plan: The plan, or None if `run_step` has to plan the sub-step.
-        was_rebound: True if the plan is that of the last step.
-    """
-
-    plan: CachedPlan | None
-    was_rebound: bool
+# (plan of a sub-step with its gradients, or None if `run_step` has to plan the sub-step; True if
+# the plan is that of the last step).
+_BoundPlan = tuple[CachedPlan | None, bool]
 
 
 class _LeftToTorch(Exception):
@@ -83,6 +74,7 @@ class FusedTorchOptimizer(TorchGroups):
     subclasses with their own dispatch, and, without options, on devices without kernels.
     """
 
+    _adapter = TorchStepAdapter
     _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
 
     def __init_subclass__(cls) -> None:
@@ -138,17 +130,14 @@ class FusedTorchOptimizer(TorchGroups):
         """
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
-        members_by_rule = (
-            self._members_by_rule()
-            if single_param is None
-            else self._members_of_param(single_param)
-        )
+        if single_param is None:
+            members_by_rule, param_states = self._members_by_rule(), self.step_cache.parts
+        else:
+            members_by_rule = self._members_of_param(single_param)
+            states_by_param = self.step_cache.single_param_states
+            param_states = states_by_param.setdefault(id(single_param), {})
         if not members_by_rule:
             return None
-        cache = self.step_cache
-        param_states = cache.parts
-        if single_param is not None:
-            param_states = cache.single_param_states.setdefault(id(single_param), {})
         steps = [
             self._sub_step(rule, members, param_states) for rule, members in members_by_rule.items()
         ]
@@ -308,7 +297,7 @@ class FusedTorchOptimizer(TorchGroups):
             plan = plan_step(*plan_args)
         if plan is not None and adapter.gathered is not None:
             adapter.gathered.hold(plan.ready)
-        return _BoundPlan(plan, was_rebound)
+        return plan, was_rebound
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         """Return a replayable step of class `kind` in which gradients may be absent.
@@ -323,11 +312,6 @@ class FusedTorchOptimizer(TorchGroups):
         with importing:
             from thalweg.optim.absent_gradients import plan_with_absent
         return plan_with_absent(self, kind)
-
-    def _make_adapter(
-        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
-    ) -> TorchStepAdapter:
-        return TorchStepAdapter(self, param_state, params, group_indices)
 
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if the rule of `param_state` still updates the parameters of all groups.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -46,13 +45,10 @@ class GradScalerMixin:
         Return None if the host must decide on the step: there is no scaler, step counts are on the
         host, a parameter has a constraint or no state, or `accumulate` or `in_backward` is on.
         """
-        found_inf = vars(self).get("found_inf")
+        found_inf: Any = vars(self).get("found_inf")
         options = self.step_options
-        if (
-            not isinstance(found_inf, Tensor)
-            or is_host([found_inf])
-            or not self._counts_on_device()
-        ):
+        is_on_device = isinstance(found_inf, Tensor) and not is_host([found_inf])
+        if not is_on_device or not self._counts_on_device():
             return None
         groups = self.param_groups
         param_lists = [[p for p in group["params"] if p.grad is not None] for group in groups]
@@ -101,30 +97,3 @@ def forget_scale(optimizer: object) -> None:
     """Remove the attributes that a scaler set for a failed step."""
     for name in ("grad_scale", "found_inf"):
         vars(optimizer).pop(name, None)
-
-
-# Results of `FusedOptimizer._describe_progress`.
-StepNotes = list[tuple[Sequence[str], str]]
-
-
-def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a wrapper of `step` that adds notes about completed writes to errors.
-
-    `step(optimizer, closure, results)` appends the result of `_describe_progress` to `results`.
-
-    An error also removes the scaler's attributes from the optimizer. `torch.amp.GradScaler` removes
-    them only after success, and would multiply a remaining scale by the next one.
-    """
-
-    @wraps(step)
-    def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
-        """Take a step; on errors, add notes and clear the attributes of the scaler."""
-        results = StepNotes()
-        try:
-            return step(optimizer, closure, results)
-        except BaseException as error:
-            forget_scale(optimizer)
-            optimizer._add_progress_note(error, results)
-            raise
-
-    return taken

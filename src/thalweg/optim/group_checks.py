@@ -1,4 +1,4 @@
-"""Validation of parameter groups of torch-style optimizers, and their rules."""
+"""Validation of parameter groups of torch-style optimizers and their rules, and of calls."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from thalweg._base.execution_context import replicas
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._core.flat_buffers import FlatBuffer, check_reductions, find_marked, is_reducing
 from thalweg._core.gradient_transforms import NOTHING
-from thalweg._core.options.accumulation import Accumulation
-from thalweg._core.options.state_storage import StateCodec
-from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._core.state.entries import is_cut
-from thalweg.errors import InvalidArgumentError, NotFoundError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.optim.grad_scaler import GradScalerMixin
 from thalweg.optim.group_options import check_options_held, tensors_in
+from thalweg.optim.options import Accumulation, Rounding, StateCodec
 from thalweg.optim.state_mismatch import of_options, of_strange, told
 from thalweg.optim.step_cache import StepCache
 
 
 class GroupChecks(GradScalerMixin):
-    """Base class of optimizers with checks of groups: options, matrices, flat buffers."""
+    """Base class with checks of groups (options, matrices, flat buffers) and of calls."""
 
     defaults: dict[str, Any]
     step_cache: StepCache
@@ -34,10 +33,6 @@ class GroupChecks(GradScalerMixin):
     def rule_of(self, group: Group) -> Rule:
         """Return the rule of a group with its wrapping options."""
         raise NotImplementedError
-
-    def encodes_slots(self) -> bool:
-        """Return True if slots of some group are stored in 8 bits."""
-        return any(map(self.encodes_group, self.param_groups))
 
     def encodes_group(self, group: Group) -> bool:
         """Return True if slots of a group are stored in 8 bits."""
@@ -49,8 +44,8 @@ class GroupChecks(GradScalerMixin):
         """Raise if parameters of a group do not support 8-bit slots or stochastic rounding."""
         if self.step_options.of(Rounding).round is not None:
             with importing:
-                from thalweg.optim.rounding_streams import check_group
-            check_group(self, group)
+                from thalweg.optim.stochastic_rounding import check_params
+            check_params(self, self.rule_of(group), group["params"])
         if self.encodes_group(group):
             with importing:
                 from thalweg.optim.quantized_state import check_params
@@ -203,7 +198,18 @@ class GroupChecks(GradScalerMixin):
         Raises:
             KeyError: An option is missing; its name.
         """
+        try:
+            cls._check_choices(group)
+        except (TypeError, ValueError) as error:
+            return [str(error).rstrip(".")]
         return []
+
+    @classmethod
+    def _check_choices(cls, group: Mapping[str, Any]) -> None:
+        """Raise TypeError or ValueError if the options of a group choose no rule.
+
+        `_unfit_choices` calls this method; by default all options choose a rule.
+        """
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return {option: reason against it} of options that only the constructor may set."""
@@ -219,6 +225,27 @@ class GroupChecks(GradScalerMixin):
             " decides it for all groups"
             for name in names
         }
+
+    def check_not_swapped(self, message: str) -> None:
+        """Raise FailedPreconditionError in a block of `swapped()`, where parameters hold averages.
+
+        Args:
+            message: The message of the error: the call, its effect, and the alternative.
+        """
+        if self.step_cache.holds_averages:
+            raise FailedPreconditionError(message)
+
+    def _check_alone(self) -> None:
+        """Raise FailedPreconditionError in a strategy of several replicas."""
+        count = replicas()
+        if count > 1:
+            raise FailedPreconditionError(
+                f"{type(self).__name__} would train this replica alone: optimizers of torch's kind"
+                f" do not add up the gradients of the {count} replicas of the strategy. Take the"
+                " step outside of strategy.run, with a module inside of"
+                " torch.nn.parallel.DistributedDataParallel; or take it with an optimizer of"
+                " thalweg.keras.optimizers or thalweg.v1."
+            )
 
     def class_of(self, group: Group) -> type:
         """Return the class that updates a group."""

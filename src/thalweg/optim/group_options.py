@@ -195,6 +195,20 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def read_eps(eps: Any, allows_none: bool = False) -> tuple[Any, float]:
+    """Return the two numbers of the option `eps` of an Adafactor as floats.
+
+    With `allows_none`, the first may be None, and is None then. Raise InvalidTypeError for other
+    values.
+    """
+    try:
+        first, second = eps
+        return None if allows_none and first is None else float(first), float(second)
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = f"two numbers{', or None and a number' * allows_none}"
+        raise InvalidTypeError(f"eps must be {expected}, not {show_value(eps)}.") from error
+
+
 def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Yield (option, tensor) for all tensors in options, except parameters."""
     for name, value in options.items():

@@ -27,7 +27,7 @@ from thalweg.optim import state_mismatch
 from thalweg.optim.dtensor_params import make_entry
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
-from thalweg.optim.slot_memory import separate_slots
+from thalweg.optim.slot_checks import separate_slots
 from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_spec
 from thalweg.optim.step_options import ENTRY_KEYWORDS, StepOptions
 from thalweg.variable import REDUCED
@@ -212,7 +212,7 @@ def drop_unused(
     if not (has_count or SUM in names or names & ENTRY_KEYWORDS.keys()):
         return saved_state, [], history_calls
     with importing:
-        from thalweg.optim.dropped_state import drop_option_state
+        from thalweg.optim.state_format import drop_option_state
     return *drop_option_state(optimizer, saved_state), history_calls
 
 
@@ -244,10 +244,11 @@ def fit_state(
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
-            from thalweg.optim.rounding_state import fit_rounding
+            from thalweg.optim.stochastic_rounding import fit_rounding
         saved_state = fit_rounding(optimizer, saved_state, convert)
         groups = saved_state["param_groups"]
-    if optimizer.encodes_slots() or any(group.get("state_storage") is not None for group in groups):
+    has_codecs = any(group.get("state_storage") is not None for group in groups)
+    if has_codecs or any(map(optimizer.encodes_group, optimizer.param_groups)):
         with importing:
             from thalweg.optim.quantized_state import fit_storage
         saved_state = fit_storage(optimizer, saved_state, notes, convert, values or {})
@@ -280,13 +281,10 @@ def _make_twin(optimizer: Any) -> Any:
     cls = cast("Any", type(optimizer))
     twin = cls.__new__(cls)
     cache, options = twin.step_cache, cls.step_options
-    attributes: dict[str, Any] = {
-        **optimizer.__dict__,
-        "step_cache": cache,
-        "step_options": options,
-    }
     # Hooks get the optimizer, not the twin, and are called by `load`.
-    attributes |= {name: OrderedDict() for name in _HOOKS}
+    hooks = {name: OrderedDict[int, Any]() for name in _HOOKS}
+    attributes: dict[str, Any] = {**vars(optimizer), **hooks}
+    attributes |= {"step_cache": cache, "step_options": options}
     cache.blocks = optimizer.step_cache.blocks
     twin.__dict__.update(attributes, defaults=dict(optimizer.defaults))
     return twin

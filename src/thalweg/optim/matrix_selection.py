@@ -12,7 +12,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_OTHERS = (*EMBEDDINGS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def hidden_matrices(
@@ -51,10 +51,8 @@ def hidden_matrices(
     """
     params, names = ModuleParams(module), list[str]()
     unclassified: list[tuple[str, Tensor]] = []
-    allowed, excluded_ids = (
-        _select_params(allow, params, "allow"),
-        _select_params(leave, params, "leave"),
-    )
+    allowed = _select_params(allow, params, "allow")
+    excluded_ids = _select_params(leave, params, "leave")
     inputs = _params_of_getter(module, "get_input_embeddings") or set()
     ends = _find_output_ids(module, params, output) | inputs
     for name, param in params.named_params:
@@ -63,11 +61,7 @@ def hidden_matrices(
             continue
         if id(param) in allowed:
             names.append(name)
-        elif (
-            param.dim() < 2
-            or id(param) in ends
-            or any(isinstance(x, EMBEDDINGS + _NORMS) for x in kinds)
-        ):
+        elif param.dim() < 2 or id(param) in ends or any(isinstance(x, _OTHERS) for x in kinds):
             continue
         elif all(isinstance(x, _MATRICES) and getattr(x, "groups", 1) == 1 for x in kinds):
             names.append(name)

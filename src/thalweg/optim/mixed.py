@@ -16,9 +16,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.optim.class_lookup import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.group_layout import layout_of
 from thalweg.optim.group_options import title_of
-from thalweg.optim.modern.arguments import Arguments
+from thalweg.optim.modern.optimizer import Arguments, layout_of
 from thalweg.optim.modern.schedule_free import Means
 from thalweg.optim.param_state import Entries
 from thalweg.optim.rule_names import KINDS

@@ -8,7 +8,7 @@ import torch
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.layout_decisions import MatrixLayouts
-from thalweg.optim.modern.arguments import Arguments
+from thalweg.optim.modern.optimizer import Arguments
 from thalweg.optim.modern.schedule_free import Means
 
 class MixedArguments(Arguments):

@@ -127,28 +127,23 @@ class StandIns:
         # `deepcopy` would copy the memory of weights; a constructor would need arguments.
         new = cast("nn.Module", object.__new__(cls))
         self._copies[id(module)] = new
-        new.__dict__ = dict(module.__dict__)
+        attributes = dict(vars(module))
         # A patched `forward` is bound to the original module.
-        new.__dict__.pop("forward", None)
-        for name in _HOOKS:
-            if name in new.__dict__:
-                new.__dict__[name] = OrderedDict()
-        new.__dict__["training"] = False
-        if new.__dict__.get("_compiled_call_impl") is not None:
-            new.__dict__["_compiled_call_impl"] = None
+        attributes.pop("forward", None)
         # PEFT then runs the base layer alone, whose outputs define the layout of `lora_B`.
-        if "_disable_adapters" in new.__dict__:
-            new.__dict__["_disable_adapters"] = True
-        new.__dict__["_parameters"] = {
-            param_name: self._param(param) for param_name, param in module._parameters.items()
+        overrides: dict[str, Any] = {"_compiled_call_impl": None, "_disable_adapters": True}
+        overrides |= {name: OrderedDict() for name in _HOOKS}
+        attributes |= {name: x for name, x in overrides.items() if name in attributes}
+        attributes |= {
+            "training": False,
+            "_parameters": {name: self._param(x) for name, x in module._parameters.items()},
+            "_buffers": {name: _buffer(x) for name, x in module._buffers.items()},
+            "_modules": {
+                name: None if child is None else self._module(child)
+                for name, child in module._modules.items()
+            },
         }
-        new.__dict__["_buffers"] = {
-            buffer_name: _buffer(buffer) for buffer_name, buffer in module._buffers.items()
-        }
-        new.__dict__["_modules"] = {
-            name: None if child is None else self._module(child)
-            for name, child in module._modules.items()
-        }
+        new.__dict__ = attributes
         return new
 
     def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:

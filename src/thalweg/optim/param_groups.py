@@ -77,9 +77,10 @@ def groups(
         0.0 ['0.bias', '1.weight', '1.bias']
     """
     with importing:
+        from thalweg.optim.rules_by_selector import ParamGroups, RulesBySelector
         from thalweg.optim.selectors import ModuleParams
     params, scales = ModuleParams(module), dict(lr_scale or {})
-    of_rules = None if rules is None else _by_selector(rules)
+    of_rules = None if rules is None else RulesBySelector(rules)
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
@@ -102,15 +103,7 @@ def groups(
         key = (choice, options.get("weight_decay"), scale)
         group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
-    param_groups = list(groups_by_key.values())
-    return param_groups if of_rules is None else of_rules.titled(param_groups)
-
-
-def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
-    """Return the argument `rules`, validated."""
-    with importing:
-        from thalweg.optim.rules_by_selector import RulesBySelector
-    return RulesBySelector(rules)
+    return list(groups_by_key.values()) if of_rules is None else ParamGroups(groups_by_key.values())
 
 
 def _base_widths(

@@ -25,7 +25,7 @@ from thalweg.variable import dtype_name
 
 CPU = torch.device("cpu")
 STEP = "step"
-_SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
+NUMPY_TYPES: dict[torch.dtype, type[Any]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
@@ -70,7 +70,7 @@ class _StoredNumbers:
     ) -> None:
         self.name = name
         self._state_tensors = views
-        self._pointers = list(map(Tensor.data_ptr, views))
+        self.pointers = list(map(Tensor.data_ptr, views))  # the address of each number
         # Held, so that no other storage gets the address of a freed one.
         self._storages = storages
         self._sizes = list(map(torch.UntypedStorage.nbytes, storages))
@@ -78,7 +78,7 @@ class _StoredNumbers:
     def stands(self) -> bool:
         """Return True if address and memory size of all state tensors are as at construction."""
         has_sizes = list(map(torch.UntypedStorage.nbytes, self._storages)) == self._sizes
-        return has_sizes and list(map(Tensor.data_ptr, self._state_tensors)) == self._pointers
+        return has_sizes and list(map(Tensor.data_ptr, self._state_tensors)) == self.pointers
 
 
 class Column(_StoredNumbers):
@@ -102,22 +102,17 @@ class Column(_StoredNumbers):
         self.block = block
         self._is_on_host = block.is_cpu
         first, size = block.data_ptr(), block.element_size()
-        positions = [(pointer - first) // size for pointer in self._pointers]
+        positions = [(pointer - first) // size for pointer in self.pointers]
         self.places = None
         # Without an index, one operation reads or writes the whole block.
         if positions != list(range(len(block))):
             self.places = torch.tensor(positions, dtype=torch.int64, device=block.device)
-        kind = _SCALARS.get(block.dtype, float)
+        kind = NUMPY_TYPES.get(block.dtype, float)
         self._scalar = _unchanged if name == STEP else kind
         self._version = -1
         self._values: list[object] = []
         self.common: Any = None
         self.read()
-
-    @property
-    def pointers(self) -> Sequence[int]:
-        """Address of the number of each parameter."""
-        return self._pointers
 
     def read(self) -> None:
         """Read the block. If other code wrote to it, update `values`, `common` and `reads`.
@@ -183,7 +178,7 @@ class Column(_StoredNumbers):
         Do nothing for numbers that `read` updates: numbers in other dtypes than float32 and
         float64, except step counts.
         """
-        kind = _SCALARS.get(self.dtype)
+        kind = NUMPY_TYPES.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
         if self.name == STEP or kind is not None:
@@ -210,8 +205,9 @@ class ForeignColumn(_StoredNumbers):
         self.views = [view.detach().reshape(()) for view in views]
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
-        plainly = [_unchanged] * len(views)
-        self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
+        self._scalars: list[Callable[[Any], Any]] = [_unchanged] * len(views)
+        if name != STEP:
+            self._scalars = [NUMPY_TYPES.get(dtype, float) for dtype in dtypes]
         self.read()
 
     def read(self) -> None:
@@ -239,7 +235,7 @@ class ForeignColumn(_StoredNumbers):
             increments = map(operator.sub, scalars, self.values)
             # `add_` of a float to an integer tensor raises.
             kinds = [float if view.is_floating_point() else int for view in self.views]
-            updates = zip(self._pointers, self.views, kinds, increments, strict=True)
+            updates = zip(self.pointers, self.views, kinds, increments, strict=True)
             # Keys are addresses: a tensor that several parameters share has one entry.
             calls = {address: partial(view.add_, kind(x)) for address, view, kind, x in updates}
             return [*calls.values()]

@@ -299,24 +299,19 @@ class ParamState:
         if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
             # Earlier releases kept such numbers in float32.
             widened = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in scalars]
-            if scalar_device is not None:
-                return self._device_column(name, widened, kind.dtype, scalar_device)
-            return Column(name, *self._make_block(name, widened, kind.dtype))
+            return self._block_column(name, widened, kind.dtype)
         # Torch's loader casts numbers to the dtypes of their parameters, which may differ.
         kinds = {tensor.dtype for tensor in tensors}
         if tensors and len(tensors) < len(scalars):
             kinds.add(kind.dtype or scalar_dtype())
         are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
-        device = scalar_device or host_device
         # Tensors of other code stay in the state, as that code may keep references to them.
         if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
-            return self._foreign_column(name, scalars, kind.dtype, device)
-        if scalar_device is not None:
-            return self._device_column(name, scalars, kind.dtype, scalar_device)
-        block = self._blocks.of(scalars, host_device)
+            return self._foreign_column(name, scalars, kind.dtype)
+        block = None if scalar_device is not None else self._blocks.of(scalars, host_device)
         if block is None:
-            scalars, block = self._make_block(name, scalars, kind.dtype)
+            return self._block_column(name, scalars, kind.dtype)
         return Column(name, scalars, block)
 
     def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
@@ -339,31 +334,33 @@ class ParamState:
         return scalars
 
     def _foreign_column(
-        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
+        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None
     ) -> AnyColumn:
         """Return a column with a separate tensor for each parameter.
 
         Args:
             scalars: For each parameter, its tensor in the state; or an initial number, for which a
                 tensor is created as a new entry.
-            dtype, device: Dtype and device of new tensors. The dtype None is `scalar_dtype()`.
+            dtype: The dtype of new tensors; None for `scalar_dtype()`.
         """
+        scalar_device, host_device = self.scalar_devices
         views: list[Tensor] = []
         for param, scalar in zip(self.params, scalars, strict=True):
             if not isinstance(scalar, Tensor):
+                device = scalar_device or host_device
                 scalar = torch.tensor(scalar, dtype=dtype or scalar_dtype(), device=device)
                 self._fresh[id(param)][name] = scalar
             views.append(scalar)
-        if self.scalar_devices[0] is None:
+        if scalar_device is None:
             return ForeignColumn(name, views)
         with importing:
             from thalweg.optim.device_param_scalars import ForeignDeviceColumn
         return ForeignDeviceColumn(name, views)
 
-    def _device_column(
-        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
-    ) -> DeviceColumn:
-        """Copy `scalars` into one new tensor on a device; return the column of this tensor.
+    def _block_column(
+        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None
+    ) -> AnyColumn:
+        """Copy `scalars` into one new tensor; return the column of this tensor.
 
         Views of the elements become new entries.
 
@@ -371,38 +368,23 @@ class ParamState:
             scalars: For each parameter, a tensor of the state or an initial number.
             dtype: The dtype if `scalars` has no tensors; None for `scalar_dtype()`.
         """
+        scalar_device, host_device = self.scalar_devices
+        device = scalar_device or host_device
         dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
-            block = torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in scalars])
+            elements = [torch.as_tensor(x, dtype=dtype, device=device) for x in scalars]
+            block = torch.stack([element.detach() for element in elements])
         else:
             block = torch.tensor(scalars, dtype=dtype or scalar_dtype(), device=device)
-        views = list(self._blocks.views(block))
-        for param, view in zip(self.params, views, strict=True):
-            self._fresh[id(param)][name] = view
-        with importing:
-            from thalweg.optim.device_param_scalars import DeviceColumn
-        return DeviceColumn(name, views, block)
-
-    def _make_block(
-        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None
-    ) -> tuple[list[Tensor], Tensor]:
-        """Copy `scalars` into one new tensor; return (views of its elements, the tensor).
-
-        The views become new entries.
-
-        Args:
-            scalars: For each parameter, a tensor of the state or an initial number.
-            dtype: The dtype if `scalars` has no tensors; None for `scalar_dtype()`.
-        """
-        dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
-        dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
-        values = [scalar.item() if isinstance(scalar, Tensor) else scalar for scalar in scalars]
-        block = torch.tensor(values, dtype=dtype, device=self.scalar_devices[1])
         views = self._blocks.views(block)
         for param, view in zip(self.params, views, strict=True):
             self._fresh[id(param)][name] = view
-        return views, block
+        if scalar_device is None:
+            return Column(name, views, block)
+        with importing:
+            from thalweg.optim.device_param_scalars import DeviceColumn
+        return DeviceColumn(name, views, block)
 
     def targets(
         self, state: Mapping[Tensor, Entries], params: Sequence[Tensor], is_unchanged: bool

@@ -14,7 +14,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.optim import state_mismatch
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.quantized_state import SHAPE, STORAGE, Storage, decode_slot
-from thalweg.optim.rounding_state import NAMES as ROUNDING
+from thalweg.optim.stochastic_rounding import NAMES as ROUNDING
 from thalweg.variable import REDUCED
 
 

@@ -16,26 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from thalweg.optim.traced_functions import (
-    ADDED_PRODUCTS,
-    CONTRACTIONS,
-    IDENTITIES,
-    LOOK_UPS,
-    MAXIMA,
-    NO_LABEL,
-    QUERIES,
-    REDUCTIONS,
-    SELECTIONS,
-    STRUCTURAL,
-    covers,
-    distinct_labels,
-    mapped,
-    operands_of,
-    positional,
-    selected_matrices,
-    tensors_in,
-)
-from thalweg.optim.traced_products import product_roles, product_shape
+from thalweg.optim import traced_functions as traced
+from thalweg.optim.traced_functions import covers, mapped, tensors_in
 from thalweg.optim.weight_use import WeightUse
 
 _LARGEST_COPY = 2**22
@@ -81,7 +63,8 @@ class ProjectionTrace(TorchFunctionMode):
             # Models that create tensors on the device of a weight get tensors with values.
             if name in ("device", "is_meta"):
                 return torch.device("cpu") if name == "device" else False
-        args, options = _on_cpu(args, self._use_of), _on_cpu(dict(kwargs or {}), self._use_of)
+        args = mapped(args, self._move_to_cpu)
+        options = mapped(dict(kwargs or {}), self._move_to_cpu)
         for weight in tensors_in((args, options)):
             if self._use_of(weight) is not None:
                 return self._call_with_weight(func, name, args, options, weight)
@@ -125,28 +108,30 @@ class ProjectionTrace(TorchFunctionMode):
         """
         if args and args[0] is weight:
             # Functions that write to a weight return it.
-            if name in IDENTITIES or (name.endswith("_") and not name.startswith("__")):
+            if name in traced.IDENTITIES or (name.endswith("_") and not name.startswith("__")):
                 return weight
-            if (view := selected_matrices(name, args, weight)) is not None:
+            if (view := traced.selected_matrices(name, args, weight)) is not None:
                 return view
-            output = func(*args, **kwargs) if name in STRUCTURAL or name in QUERIES else None
-            if name in QUERIES or _all_views(output, self._use_of):
+            is_query = name in traced.QUERIES
+            output = func(*args, **kwargs) if is_query or name in traced.STRUCTURAL else None
+            views = tensors_in(output)
+            if is_query or (views and all(self._use_of(view) is not None for view in views)):
                 return output
-        args, kwargs = positional(name, args, kwargs)
-        operands = operands_of(name, args)
-        factors = operands[1:3] if name.strip("_") in ADDED_PRODUCTS else operands[:2]
+        args, kwargs = traced.positional(name, args, kwargs)
+        operands = traced.operands_of(name, args)
+        factors = operands[1:3] if name.strip("_") in traced.ADDED_PRODUCTS else operands[:2]
         weights = [factor for factor in tensors_in(factors) if self._use_of(factor) is not None]
         activations = [factor for factor in tensors_in(factors) if self._use_of(factor) is None]
         if name == "__rmatmul__":
             name, factors = "__matmul__", factors[::-1]
         if len(weights) == 1 == len(activations):
             weight_index = 0 if factors[0] is weights[0] else 1
-            roles = product_roles(name, args, factors, weight_index)
+            roles = traced.product_roles(name, args, factors, weight_index)
             if roles is not None:
                 for operand in tensors_in(operands):
                     if operand is not weights[0] and (use := self._use_of(operand)) is not None:
                         use.is_elementwise = True
-                shape = product_shape(func, name, args, kwargs, factors)
+                shape = traced.product_shape(func, name, args, kwargs, factors)
                 return self._product(name, weights[0], activations[0], shape, roles)
         return self._with_copies(func, name, args, kwargs)
 
@@ -213,7 +198,7 @@ class ProjectionTrace(TorchFunctionMode):
         output = func(*args, **kwargs)
         for weight in weights:
             use = cast("WeightUse", self._use_of(weight))
-            if name in LOOK_UPS:
+            if name in traced.LOOK_UPS:
                 use.is_lookup_table = True
             elif not all(covers(tensor, weight.shape) for tensor in tensors_in(output)):
                 use.other_uses.append(name)
@@ -222,6 +207,17 @@ class ProjectionTrace(TorchFunctionMode):
         with suppress(Exception):
             self._trace_labels(func, name, args, kwargs, output)
         return output
+
+    def _move_to_cpu(self, arg: Any) -> Any:
+        """Return the CPU for a device, a CPU copy of a tensor, and zeros for one on "meta".
+
+        Weights and all other arguments are returned unchanged.
+        """
+        if isinstance(arg, torch.device):
+            return torch.device("cpu")
+        if not isinstance(arg, Tensor) or arg.device.type == "cpu" or self._use_of(arg) is not None:
+            return arg
+        return torch.zeros(arg.shape, dtype=arg.dtype, device="cpu") if arg.is_meta else arg.cpu()
 
     def _zeros_of(self, argument: Any) -> Any:
         """Return CPU zeros in place of a weight; other arguments unchanged."""
@@ -262,19 +258,19 @@ class ProjectionTrace(TorchFunctionMode):
         elif name in ("view_as_complex", "view_as_real"):
             # Labels of complex numbers have a dimension for real and imaginary part.
             self._set_labels(results[0], self._labels[id(labelled[0])][1])
-        elif name in STRUCTURAL:
+        elif name in traced.STRUCTURAL:
             self._follow_structural(func, name, args, kwargs, results)
         elif name == "glu":
             self._follow_glu(
                 labelled[0], args[1] if len(args) > 1 else kwargs.get("dim", -1), output
             )
-        elif name in SELECTIONS or name in REDUCTIONS:
+        elif name in traced.SELECTIONS or name in traced.REDUCTIONS:
             # `keepdim` is a bool, which is an int, too.
             dims = [x for x in (*args[1:], *kwargs.values()) if type(x) is int]
-            self._mark_uses(name, labelled, dims[0] if dims and name in MAXIMA else None)
+            self._mark_uses(name, labelled, dims[0] if dims and name in traced.MAXIMA else None)
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], output)
-        elif name.strip("_") in CONTRACTIONS:
+        elif name.strip("_") in traced.CONTRACTIONS:
             self._consume(*labelled)
         else:
             self._follow_elementwise(name, args, labelled, results)
@@ -314,7 +310,7 @@ class ProjectionTrace(TorchFunctionMode):
         """
         for tensor in labelled:
             labels, uses = self._labels[id(tensor)][1], self._outputs_in(tensor)
-            selects = name in SELECTIONS
+            selects = name in traced.SELECTIONS
             if max_dim is not None:
                 ends, size = [labels.select(max_dim, i) for i in (0, -1)], labels.shape[max_dim]
                 selects = not torch.equal(*ends) and all(x.output_count == size for x, _ in uses)
@@ -362,7 +358,7 @@ class ProjectionTrace(TorchFunctionMode):
         if not other_tensors:
             return True
         tensors = (first, *other_tensors)
-        label_sets = [distinct_labels(self._labels[id(tensor)][1]) for tensor in tensors]
+        label_sets = [traced.distinct_labels(self._labels[id(tensor)][1]) for tensor in tensors]
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
@@ -406,12 +402,12 @@ class ProjectionTrace(TorchFunctionMode):
             base_labels = torch.empty_strided(
                 base.shape, base.stride(), dtype=torch.int64, device="cpu"
             )
-            base_labels.fill_(NO_LABEL)
+            base_labels.fill_(traced.NO_LABEL)
             self._set_labels(base, base_labels)
             labels = base_labels.as_strided(target.shape, target.stride(), target.storage_offset())
             labels.copy_(former_labels)
             self._set_labels(target, labels)
-        values = self._label_arg(source) if isinstance(source, Tensor) else NO_LABEL
+        values = self._label_arg(source) if isinstance(source, Tensor) else traced.NO_LABEL
         labels[... if name == "copy_" else args[1]] = values
 
     def _label_arg(self, argument: Any) -> Any:
@@ -421,7 +417,7 @@ class ProjectionTrace(TorchFunctionMode):
         if (labels := self._labels_of(argument)) is not None:
             return labels
         if argument.is_floating_point() or argument.is_complex():
-            return torch.full(argument.shape, NO_LABEL, dtype=torch.int64, device="cpu")
+            return torch.full(argument.shape, traced.NO_LABEL, dtype=torch.int64, device="cpu")
         return argument
 
     def _labels_of(self, tensor: Tensor) -> Tensor | None:
@@ -440,7 +436,7 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
         """Return (weight record, output indices) for labels."""
-        output_labels = distinct_labels(labels)
+        output_labels = traced.distinct_labels(labels)
         # The starts ascend: a label belongs to the last weight that starts at or before it.
         owners = cast("Any", np.searchsorted(self._label_starts, output_labels, side="right")) - 1
         uses: list[tuple[WeightUse, Any]] = []
@@ -459,26 +455,3 @@ class ProjectionTrace(TorchFunctionMode):
         """Call `method(record, output indices)` for each weight with these labels."""
         for use, outputs in self._split(labels):
             method(use, outputs)
-
-
-def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments with tensors and devices moved to the CPU.
-
-    A meta tensor becomes zeros. Weights, for which `use_of(tensor)` is not None, stay on "meta".
-    """
-
-    def move(arg: Any) -> Any:
-        """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""
-        if isinstance(arg, torch.device):
-            return torch.device("cpu")
-        if not isinstance(arg, Tensor) or arg.device.type == "cpu" or use_of(arg) is not None:
-            return arg
-        return torch.zeros(arg.shape, dtype=arg.dtype, device="cpu") if arg.is_meta else arg.cpu()
-
-    return mapped(arguments, move)
-
-
-def _all_views(output: Any, use_of: Callable[[Tensor], WeightUse | None]) -> bool:
-    """Return True if all tensors of a result are views of weights."""
-    views = tensors_in(output)
-    return bool(views) and all(use_of(view) is not None for view in views)

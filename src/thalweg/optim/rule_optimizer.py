@@ -101,6 +101,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     rule: Rule
     _capturable: bool = False
     has_torch_numbers = False
+    _adapter = TensorFlowStepAdapter
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.startswith("thalweg."):
@@ -167,12 +168,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         with self.step_cache.lock, writable():
             param_state, params, group_indices = self.whole_state()
             param_state.targets(self.state, params, False)
-            param_state.make(
-                self.state,
-                params,
-                self._initial_entries(params, group_indices),
-                self.scalar_devices(params),
-            )
+            starts = self._initial_entries(params, group_indices)
+            param_state.make(self.state, params, starts, self.scalar_devices(params))
             run(param_state.publishing())
             param_state.settle(self.state)
 
@@ -235,10 +232,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return
         updated_ids = {id(param) for _, param in pairs}
         members = [index for index, param in enumerate(params) if id(param) in updated_ids]
-        adapter, plans = (
-            TensorFlowStepAdapter(self, param_state, params, group_indices, members),
-            param_state.plans,
-        )
+        adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, members)
+        plans = param_state.plans
         if single_param is not None:
             # Only the last update of a step adds new state to the optimizer.
             if not adapter.repeats:
@@ -266,11 +261,6 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             )
             if was_rebound:
                 self.step_cache.note_repeated(adapter)
-
-    def _make_adapter(
-        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
-    ) -> TensorFlowStepAdapter:
-        return TensorFlowStepAdapter(self, param_state, params, group_indices, range(len(params)))
 
     def _counts_on_device(self) -> bool:
         if self.step_options.kinds.device:

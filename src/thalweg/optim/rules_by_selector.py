@@ -47,10 +47,10 @@ class RulesBySelector:
         self._kinds: list[Any] = []
         for label, rule in zip(self._labels, rules.values(), strict=True):
             is_dict = isinstance(rule, Mapping)
-            options: Group = dict(cast("Mapping[str, Any]", rule)) if is_dict else {}
-            if isinstance(rule, Mapping) and "rule" not in options:
+            options: Group = dict(cast("Mapping[str, Any]", rule)) if is_dict else {"rule": rule}
+            if "rule" not in options:
                 raise InvalidArgumentError(f"The options of {label} have no 'rule' among them.")
-            given_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
+            given_rule = options.pop("rule")
             kind = kind_of(given_rule)
             option_names = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
             for name in options:
@@ -88,9 +88,8 @@ class RulesBySelector:
             by_rank: dict[int, list[int]] = {}
             for index, selector in enumerate(self._selectors):
                 if _matches_selector(selector, param, module_params):
-                    by_rank.setdefault(
-                        _rank_selector(selector, module_params.names[id(param)]), []
-                    ).append(index)
+                    rank = _rank_selector(selector, module_params.names[id(param)])
+                    by_rank.setdefault(rank, []).append(index)
                     # A selector that selects only excluded parameters is no mistake, either.
                     used_indices.add(index)
             if id(param) not in excluded_ids:
@@ -99,9 +98,7 @@ class RulesBySelector:
                     self._check_matrix(index, name, param, module_params)
                 indices.append(index)
         for index, selector in enumerate(self._selectors):
-            module_params.check_selects(
-                [index] if index in used_indices else [], selector, "rules:"
-            )
+            module_params.check_selects(used_indices & {index}, selector, "rules:")
         self._check_rest(indices, module_params, excluded_ids)
         return indices
 
@@ -197,10 +194,6 @@ class RulesBySelector:
                     raise InvalidArgumentError(
                         f"{name!r} of {label} is the name of no parameter. {suggestion}".rstrip()
                     )
-
-    def titled(self, groups: list[Group]) -> ParamGroups:
-        """Return groups that print as a table."""
-        return ParamGroups(groups)
 
 
 class ParamGroups(list[Group]):

@@ -50,18 +50,12 @@ def _resolve_type(annotation: Any, kind: type) -> Any:
 
 
 @cache
-def _collect_option_notes() -> Notes:
-    """Return {option: description} from the docstrings of option classes."""
-    notes: Notes = {}
+def _common_notes() -> Notes:
+    """Return {argument: description} of arguments that most classes have, and of all options."""
+    notes = parse_notes(NOTES, "Args:")
     for kind in OPTIONS:
         notes |= parse_notes(kind.__doc__, "Attributes:")
     return notes
-
-
-@cache
-def _parse_argument_notes() -> Notes:
-    """Return {argument: description} of arguments common to most classes."""
-    return parse_notes(NOTES, "Args:")
 
 
 def parse_notes(doc: str | None, label: str) -> Notes:
@@ -122,17 +116,12 @@ def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
     Descriptions are searched in the docstring of the class, then of the options, then in `NOTES`.
     A parameter without a description is left out.
     """
-    sources: list[Notes] = [
-        parse_notes(cls.__doc__, "Args:"),
-        _collect_option_notes(),
-        _parse_argument_notes(),
-    ]
+    notes = {**_common_notes(), **parse_notes(cls.__doc__, "Args:")}
     lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
     for name, parameter in [*parameters.items()][1:]:
-        note = next((notes[name] for notes in sources if name in notes), None)
-        if note is not None:
+        if name in notes:
             label = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name
-            lines.append(f"    {label}: {note}")
+            lines.append(f"    {label}: {notes[name]}")
     return "\n".join(lines)
 
 

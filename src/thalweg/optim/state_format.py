@@ -1,4 +1,4 @@
-"""Entries that describe how a state is stored, such as the codecs of its slots.
+"""Entries of states that describe how a state is stored, or that belong to options.
 
 `torch.distributed.checkpoint` reads from a flat state dict only entries with keys that the groups
 and the state of the optimizer have. So these have all entries that `state_dict` returns, from the
@@ -14,11 +14,20 @@ from typing import Any
 from thalweg._base.locks import importing
 from thalweg._core.options.accumulation import COUNT, SUM, is_empty_sum
 from thalweg._core.options.spikes import HISTORY
-from thalweg._core.options.update_targets import ENCODED_SHAPE
+from thalweg._core.options.split_weights import SplitWeights
+from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import mismatch
-from thalweg.optim.rounding_state import make_rounding_entries
 from thalweg.optim.state_mismatch import parameter_states
+from thalweg.optim.step_options import ENTRY_KEYWORDS
+from thalweg.optim.stochastic_rounding import make_rounding_entries
+from thalweg.variable import REDUCED
+
+(CORRECTION,) = SplitWeights.keeps_beside
+_SUMS = (
+    "the state that was loaded has sums of gradients that have begun, which are left behind: no"
+    " step takes them without accumulate=."
+)
 
 
 def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
@@ -107,3 +116,66 @@ def _check_read(optimizer: Any, names: Sequence[str]) -> None:
 def _is_empty_dict(entry: object) -> bool:
     """Return True for {}."""
     return isinstance(entry, dict) and not entry
+
+
+def drop_option_state(
+    optimizer: Any, saved_state: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return (state without entries that no option of the optimizer uses, list of warnings).
+
+    Steps would not update an unused entry, and a later load with the option would read old values.
+    An entry of 16 bits is also removed if its option is on, since torch's loader has rounded it.
+
+    Args:
+        saved_state: The state dict, in a valid form; not changed.
+    """
+    param_states = dict(parameter_states(saved_state))
+    option_names = set[str]().union(*param_states.values()) & {*ENTRY_KEYWORDS, SUM}
+    begins = {*optimizer.step_options.begins}
+    slot_names = {slot.name for rule in optimizer._rules() for slot in rule.slots}
+    lacking, stale = option_names - slot_names - begins - {SUM}, option_names & begins
+    groups = saved_state["param_groups"]
+    if not optimizer.step_options.kinds.sums:
+        lacking |= option_names & {SUM}
+        groups = [{n: x for n, x in group.items() if n != COUNT} for group in groups]
+    states, dropped_names, reduced_names = dict(saved_state["state"]), set[str](), set[str]()
+    storages = [group.get("state_storage") for group in groups]
+    has_codes = any(isinstance(x, Mapping) and CORRECTION in x for x in storages)
+    for key, entries in param_states.items():
+        removed_names = lacking.intersection(entries)
+        if optimizer.step_options.kinds.is_split and CORRECTION not in entries:
+            removed_names.discard(MASTER)  # The loader computes the correction from it.
+        old = {n for n in stale & entries.keys() if getattr(entries[n], "dtype", None) in REDUCED}
+        dropped_names |= removed_names
+        reduced_names |= old
+        if CORRECTION in removed_names and has_codes:
+            # The loader converts an encoded correction, or raises for it.
+            removed_names.remove(CORRECTION)
+            if optimizer.step_options.kinds.masters:
+                dropped_names.discard(CORRECTION)
+        if names := removed_names | old:
+            states[key] = {k: x for k, x in entries.items() if k not in names}
+            if not states[key]:
+                del states[key]
+    messages = [_SUMS] if SUM in dropped_names else []
+    messages += [_dropped_note(name) for name in ENTRY_KEYWORDS if name in dropped_names]
+    messages += [
+        f"{name!r} of the state that was loaded is of 16 bits, as an optimizer without {keyword}="
+        " has it, and is left behind."
+        for name, keyword in ENTRY_KEYWORDS.items()
+        if name in reduced_names
+    ]
+    return {**saved_state, "state": states, "param_groups": groups}, messages
+
+
+def _dropped_note(name: str) -> str:
+    """Return the warning about an entry of a state whose option is off."""
+    if name == CORRECTION:
+        return (
+            f"the state that was loaded has the lower bits of weights, as {name!r}, which are left"
+            " behind: weights='split' and masters=True alone keep them."
+        )
+    return (
+        f"the state that was loaded has {name!r}, which is left behind: no step takes it without"
+        f" {ENTRY_KEYWORDS[name]}=."
+    )

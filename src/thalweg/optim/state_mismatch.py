@@ -263,13 +263,9 @@ def _describe_difference(candidate: object, spec: StateEntrySpec, label: str) ->
     template = spec.like
     if template is None:
         if is_number(candidate):
-            if (
-                not spec.dtypes
-                or not isinstance(candidate, Tensor)
-                or candidate.dtype in spec.dtypes
-            ):
-                return None
-            return f"{label} is {told(candidate)}, not a floating-point number"
+            if spec.dtypes and isinstance(candidate, Tensor) and candidate.dtype not in spec.dtypes:
+                return f"{label} is {told(candidate)}, not a floating-point number"
+            return None
         if isinstance(candidate, Tensor) and candidate.numel() != 1:
             return f"{label} is of shape {tuple(candidate.shape)}, not ()"
         return f"{label} is {told(candidate)}, no number"

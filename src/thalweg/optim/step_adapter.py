@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import proxy
 
 import torch
@@ -26,12 +26,7 @@ from thalweg._engines.random_bits import UNCOUNTED, Place, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.dtensor_params import (
-    make_local_shards,
-    make_local_step,
-    place_pairs_on_mesh,
-    positions_of,
-)
+from thalweg.optim.dtensor_params import make_local_shards, positions_of
 from thalweg.optim.group_options import number
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import AnyColumn, ParamState
@@ -39,13 +34,11 @@ from thalweg.optim.slot_checks import check_slots
 from thalweg.variable import variable_constraint
 
 if TYPE_CHECKING:
+    from thalweg.distribute.sharding.dtensor_step import LocalStep
     from thalweg.optim.device_param_scalars import DeviceColumn
 
 # (gradient, target) pairs, and the parameters to which targets are copied; see `aim`.
 UpdatePairs = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
-
-# Torch keeps denormals; TensorFlow flushes them.
-_KEEP = Selection(denormals="keep")
 
 
 class ParamGroupAdapter(StepAdapter):
@@ -60,6 +53,7 @@ class ParamGroupAdapter(StepAdapter):
     """
 
     from_copies = True
+    _selection: ClassVar[Selection] = Selection()  # where no `engine` block selects otherwise
 
     def __init__(
         self,
@@ -69,7 +63,9 @@ class ParamGroupAdapter(StepAdapter):
         group_indices: Sequence[int],
     ) -> None:
         super().__init__()
-        self.selection = current()
+        self.selection = current(self._selection)
+        # The scalars that this step has computed: by key, or by (compute dtype, key).
+        self.scalars_by_key: dict[Any, dict[str, object]] = {}
         self.optimizer = optimizer
         self.part = param_state
         self._params = params
@@ -88,7 +84,7 @@ class ParamGroupAdapter(StepAdapter):
             # Local parts of slots are cached in this object, and slots may have been replaced.
             param_state.locals = make_local_shards(params)
         if param_state.locals is not None:
-            self.sharing = make_local_step(param_state.locals, optimizer.step_cache.team)
+            self.sharing = param_state.locals.make_step(optimizer.step_cache.team)
 
     @property
     def owner_places(self) -> Sequence[int]:
@@ -105,11 +101,9 @@ class ParamGroupAdapter(StepAdapter):
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
-        target_pairs, copies = self._pair_with_targets(
-            pairs
-            if self.sharing is None
-            else place_pairs_on_mesh(pairs, self.optimizer.step_cache.team)
-        )
+        if self.sharing is not None:
+            pairs = cast("LocalStep", self.sharing).place_on_mesh(pairs)
+        target_pairs, copies = self._pair_with_targets(pairs)
         return self.seen(target_pairs), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
@@ -195,7 +189,7 @@ class ParamGroupAdapter(StepAdapter):
                 rounding.check_rows(*self.names_of([param]))
         variables = [var for _, var in pairs]
         # The device of the parameter, which may differ from that of an offloaded target.
-        devices = [self._real.get(id(var), var).device for var in variables]
+        devices = [param.device for param in self.owners_of(variables)]
         check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=devices)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
@@ -251,20 +245,21 @@ class ParamGroupAdapter(StepAdapter):
         None instead of ().
         """
         optimizer, param_state = self.optimizer, self.part
-        params = [self._real.get(id(var), var) for var in variables]
+        params = self.owners_of(variables)
         if optimizer.step_options.of(Rounding).round is None:
             # Slots in blocks are rounded by positions.
             is_placed = param_state.locals is not None and param_state.rule.codecs
             return [(None, positions_of(param)) for param in params] if is_placed else ()
         with importing:
-            from thalweg.optim.rounding_streams import places_of
-        return places_of(optimizer, param_state.rule, params)
+            from thalweg.optim.stochastic_rounding import check_params
+        check_params(optimizer, param_state.rule, params)
+        return list(zip(self.numbers_of(variables), map(positions_of, params), strict=True))
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
         """Return the index of each variable among all parameters of the optimizer."""
         params = params_of(self.optimizer.param_groups)
         indices = {id(param): index for index, param in enumerate(params)}
-        return [indices[id(self._real.get(id(var), var))] for var in variables]
+        return [indices[id(param)] for param in self.owners_of(variables)]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         """Read the per-parameter numbers, and set the keys that `group_variables` returns."""
@@ -373,16 +368,8 @@ class ParamGroupAdapter(StepAdapter):
 class TorchStepAdapter(ParamGroupAdapter):
     """Adapter of a step with torch's numbers: scalars are Python floats, rounded once."""
 
-    def __init__(
-        self,
-        optimizer: Any,
-        param_state: ParamState,
-        params: Sequence[Tensor],
-        group_indices: Sequence[int],
-    ) -> None:
-        super().__init__(optimizer, param_state, params, group_indices)
-        self.selection = current(_KEEP)
-        self.scalars_by_key: dict[Hashable, dict[str, object]] = {}
+    # Torch keeps denormals; TensorFlow flushes them.
+    _selection = Selection(denormals="keep")
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if group not in self.scalars_by_key:

@@ -12,31 +12,11 @@ import torch
 from torch import Tensor
 
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.options.accumulation import Accumulation
 from thalweg._core.options.base import Option
-from thalweg._core.options.clipping import Clipping
-from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.options.flat_gradients import Flat
-from thalweg._core.options.lookahead import Lookahead
-from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.master_weights import Masters, Offload, StateDtype
-from thalweg._core.options.spikes import SpikeActions
-from thalweg._core.options.split_weights import SplitWeights
-from thalweg._core.options.state_storage import StateCodec
-from thalweg._core.options.step_in_backward import InBackward
-from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.update_targets import StateStorage
-from thalweg._core.options.weight_averaging import Average
-from thalweg._core.options.wrappers import (
-    Cautious,
-    CautiousDecay,
-    RadialBrake,
-    RowFloor,
-    Sphere,
-    TrustRatio,
-)
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
+from thalweg.optim import options as option_classes
 from thalweg.variable import check_held
 
 if TYPE_CHECKING:
@@ -52,30 +32,30 @@ EPSILON = 1e-6
 # are applied in it, from the rule outwards, and messages name options in it.
 OPTIONS: tuple[type[Option], ...] = (
     # gradients
-    Clipping,
-    Unscaling,
-    Accumulation,
-    InBackward,
-    Flat,
+    option_classes.Clipping,
+    option_classes.Unscaling,
+    option_classes.Accumulation,
+    option_classes.InBackward,
+    option_classes.Flat,
     # changes to the update
-    CautiousDecay,
-    RowFloor,
-    Cautious,
-    TrustRatio,
-    Sphere,
-    RadialBrake,
+    option_classes.CautiousDecay,
+    option_classes.RowFloor,
+    option_classes.Cautious,
+    option_classes.TrustRatio,
+    option_classes.Sphere,
+    option_classes.RadialBrake,
     # state and precision
-    StateCodec,
-    Lookahead,
-    Average,
-    Masters,
-    StateDtype,
-    SplitWeights,
-    Rounding,
-    Offload,
+    option_classes.StateCodec,
+    option_classes.Lookahead,
+    option_classes.Average,
+    option_classes.Masters,
+    option_classes.StateDtype,
+    option_classes.SplitWeights,
+    option_classes.Rounding,
+    option_classes.Offload,
     # diagnostics
-    Diagnosed,
-    SpikeActions,
+    option_classes.Diagnosed,
+    option_classes.SpikeActions,
 )
 KEYWORDS = tuple(field.name for kind in OPTIONS for field in kind.keywords())
 # What options keep in the state of a parameter, with the first of their keywords.
@@ -142,27 +122,28 @@ class StepOptions:
         described = [option for option in active if option.has_file_entry]
         self.arguments = {name: x for option in described for name, x in option.on.items()}
         self.wrapping = tuple(option for option in active if type(option).rule is not Option.rule)
-        self.accumulate = self.of(Accumulation).accumulate
-        self.in_backward = self.of(InBackward).in_backward
+        self.accumulate = self.of(option_classes.Accumulation).accumulate
+        self.in_backward = self.of(option_classes.InBackward).in_backward
         self.counts = any(option.counts for option in active)
         self.keeps_as_torch = not any(option.changes_state for option in active)
         self.base_transforms = GradientTransforms(
             **{n: x for option in active for n, x in option.gradient_transforms().items()}
         )
-        spikes = self.of(SpikeActions).spikes
+        spikes = self.of(option_classes.SpikeActions).spikes
         self.judge: SpikeJudge | None = None if spikes is None else spikes.judge
         self.clips = bool(self.base_transforms)
-        self.zero_warning = self.of(Sphere).without if self.of(Sphere) in active else ()
+        sphere = self.of(option_classes.Sphere)
+        self.zero_warning = sphere.without if sphere in active else ()
         self._begin = [option for option in active if option.begins]
         self._needs_engine = any(option.is_ours for option in active)
-        device = self.of(Offload).state_device
+        device = self.of(option_classes.Offload).state_device
         self.kinds = StateStorage(
-            self.of(Masters).masters,
-            self.of(StateDtype).state_dtype,
+            self.of(option_classes.Masters).masters,
+            self.of(option_classes.StateDtype).state_dtype,
             None if device is None else torch.device(device),
-            self.of(Accumulation).accumulate > 1,
+            self.accumulate > 1,
             frozenset(name for option in self.wrapping for name in option.begins),
-            self.of(SplitWeights).weights is not None,
+            self.of(option_classes.SplitWeights).weights is not None,
         )
 
     def of(self, kind: type[Kind]) -> Kind:
@@ -176,7 +157,7 @@ class StepOptions:
     @property
     def is_lossless(self) -> bool:
         """True if the loader of torch keeps all dtypes of the state."""
-        return self.keeps_as_torch and not self.of(Accumulation).wide_sums
+        return self.keeps_as_torch and not self.of(option_classes.Accumulation).wide_sums
 
     @property
     def begins(self) -> list[str]:

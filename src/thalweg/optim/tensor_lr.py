@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from thalweg._core.scalar_tracing import Symbol
+from thalweg.optim.param_scalars import NUMPY_TYPES
 
-_KINDS: dict[torch.dtype, type[np.floating]] = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-}
 # Products of two such numbers do not overflow float32, of which NumPy would warn.
 _HIGHEST = 1e15
 
@@ -40,7 +35,7 @@ class TensorRate:
         Raises:
             TypeError: The tensor is not on the CPU, or its dtype is not supported.
         """
-        kind = _KINDS.get(tensor.dtype)
+        kind = NUMPY_TYPES.get(tensor.dtype)
         if kind is None or not tensor.is_cpu:
             raise TypeError
         return TensorRate(_rounded(kind, tensor.item()))

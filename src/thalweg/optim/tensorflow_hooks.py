@@ -34,7 +34,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     Args:
         optimizer, param_state, params, group_indices: As in `ParamGroupAdapter`, for all
             parameters.
-        members: Indices of the parameters that have a gradient.
+        members: Indices of the parameters that have a gradient; by default of all.
     """
 
     def __init__(
@@ -43,11 +43,10 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         param_state: ParamState,
         params: Sequence[Tensor],
         group_indices: Sequence[int],
-        members: Sequence[int],
+        members: Sequence[int] | None = None,
     ) -> None:
         super().__init__(optimizer, param_state, params, group_indices)
-        self._members = members
-        self.scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
+        self._members = range(len(params)) if members is None else members
 
     @property
     def owner_places(self) -> Sequence[int]:

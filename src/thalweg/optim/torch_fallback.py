@@ -128,9 +128,7 @@ def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]
     is_ordinary = True
     for group, param in members:
         entries: dict[str, Any] = optimizer.state.get(param) or {}
-        kind, *entry_kinds = [
-            _describe_kind(entry) for entry in (param, param.grad, *entries.values())
-        ]
+        kind, *entry_kinds = map(_describe_kind, (param, param.grad, *entries.values()))
         tensors = [entry for entry in entries.values() if isinstance(entry, Tensor) and entry.dim()]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None

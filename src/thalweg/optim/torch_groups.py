@@ -90,9 +90,8 @@ class TorchGroups(FusedOptimizer):
                 raise InvalidArgumentError(f"{kind.__name__} {reason}.")
         if self.step_options.wrapping:
             params = group["params"]
-            for param, label in zip(
-                params, parameter_names(self.param_groups, params), strict=True
-            ):
+            labels = parameter_names(self.param_groups, params)
+            for param, label in zip(params, labels, strict=True):
                 for option in self.step_options.wrapping:
                     option.check_param(param, label)
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self.step_options.wrapping):
@@ -114,8 +113,7 @@ class TorchGroups(FusedOptimizer):
         for index, other_group in enumerate(self.param_groups):
             if self._kind_of(other_group) is not kind:
                 continue
-            if kind._common:
-                check_options_held(other_group)
+            check_options_held(other_group)
             if problem := kind._describe_difference(group, group_index, other_group, index):
                 raise InvalidArgumentError(f"{problem}.")
 
@@ -202,8 +200,6 @@ class TorchGroups(FusedOptimizer):
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         """Return True if the state of each of `params`, which are in `group`, is complete."""
-        if not params:
-            return True
         step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
         names = {
             rule: {*step, *(slot.name for slot in self.step_options.rule(rule).slots)}

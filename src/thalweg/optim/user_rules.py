@@ -15,7 +15,7 @@ from thalweg._engines.rule_check import check_rule
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.group_options import as_options, hypers_of, members_of
-from thalweg.optim.modern.arguments import Arguments
+from thalweg.optim.modern.optimizer import Arguments
 from thalweg.optim.step_options import check_hypers
 
 

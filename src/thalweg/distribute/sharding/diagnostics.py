@@ -93,17 +93,10 @@ def _match_rows(
     """
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for measure in measures:
-        measure_rows = [
-            index for index, var in enumerate(measure.variables) if id(var) in row_by_id
-        ]
-        if measure_rows:
-            matches.append(
-                (
-                    measure,
-                    [row_by_id[id(measure.variables[index])] for index in measure_rows],
-                    measure_rows,
-                )
-            )
+        candidates = enumerate(map(row_by_id.get, map(id, measure.variables)))
+        rows = {measure_row: row for measure_row, row in candidates if row is not None}
+        if rows:
+            matches.append((measure, [*rows.values()], [*rows]))
     return matches
 
 

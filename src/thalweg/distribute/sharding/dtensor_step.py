@@ -46,6 +46,10 @@ class LocalShards:
         self.checkpoint: str | None = None
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def make_step(self, group: MatrixProcessGroup | None) -> LocalStep:
+        """Return a new step; `group` is None if the step sends no messages."""
+        return LocalStep(self, group)
+
     def records(self, slot: Tensor) -> Tensor:
         """Return the local part of a slot; flattened if its dtype is uint8, an encoded slot."""
         return self.part(slot, is_flat=slot.dtype == torch.uint8)
@@ -234,6 +238,25 @@ class LocalStep:
         if self._group is not None:
             self._group.agree()
 
+    def place_on_mesh(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Return new (gradient, variable) pairs; DTensor gradients get the variable's placements.
+
+        All ranks must call this method. The ranks are compared before a gradient is redistributed.
+
+        Raises:
+            FailedPreconditionError: A gradient is a DTensor, but its variable is not.
+        """
+        if self._group is not None and are_misplaced(pairs):
+            self._group.meet()
+        placed_pairs: list[tuple[Any, Any]] = []
+        for grad, var in pairs:
+            if is_on_mesh(grad) and not is_on_mesh(var):
+                raise FailedPreconditionError(
+                    f"The gradient of '{name_of(var)}' is a DTensor, and the variable is none."
+                )
+            placed_pairs.append((_as_placed(grad, var) if is_on_mesh(grad) else grad, var))
+        return placed_pairs
+
     def report_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that reports errors of a step to the other ranks."""
         return nullcontext() if self._group is None else self._group.report_errors()
@@ -241,32 +264,6 @@ class LocalStep:
     def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
         """Return None: updated DTensors stay sharded."""
         return None
-
-
-def place_on_mesh(
-    pairs: Sequence[tuple[Any, Any]], group: MatrixProcessGroup | None = None
-) -> list[tuple[Any, Any]]:
-    """Return new pairs; gradients of DTensors are redistributed to the variable's placements.
-
-    All ranks must call this function.
-
-    Args:
-        pairs: (gradient, variable) pairs.
-        group: Optional. The ranks, which are compared before a gradient is redistributed.
-
-    Raises:
-        FailedPreconditionError: A gradient is a DTensor, but its variable is not.
-    """
-    if group is not None and are_misplaced(pairs):
-        group.meet()
-    placed_pairs: list[tuple[Any, Any]] = []
-    for grad, var in pairs:
-        if is_on_mesh(grad) and not is_on_mesh(var):
-            raise FailedPreconditionError(
-                f"The gradient of '{name_of(var)}' is a DTensor, and the variable is none."
-            )
-        placed_pairs.append((_as_placed(grad, var) if is_on_mesh(grad) else grad, var))
-    return placed_pairs
 
 
 def are_misplaced(pairs: Iterable[tuple[Any, Any]]) -> bool:

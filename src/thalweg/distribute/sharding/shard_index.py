@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -72,12 +72,9 @@ class ShardIndex(NamedTuple):
 
 def _with_offsets(runs: tuple[Run, ...]) -> list[tuple[int, int, int]]:
     """Return (start, length, offset in the shard) of each run of one dimension."""
-    rows: list[tuple[int, int, int]] = []
-    offset = 0
-    for start, stop in runs:
-        rows.append((start, stop - start, offset))
-        offset += stop - start
-    return rows
+    lengths = [stop - start for start, stop in runs]
+    starts = (start for start, _ in runs)
+    return list(zip(starts, lengths, accumulate(lengths, initial=0)))
 
 
 @lru_cache(1 << 16)

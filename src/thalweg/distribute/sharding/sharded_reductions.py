@@ -131,11 +131,8 @@ class DTensorReductions:
         variables: Sequence[Tensor],
         group: MatrixProcessGroup | None,
     ) -> None:
-        self._local_reductions, self._group, self._cut = (
-            local_reductions,
-            group,
-            group_by_mesh(variables),
-        )
+        self._local_reductions, self._group = local_reductions, group
+        self._cut = group_by_mesh(variables)
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks (largest magnitudes) of full variables, on the host.

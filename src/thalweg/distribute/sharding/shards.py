@@ -144,9 +144,8 @@ class Shards:
     def has_rows(self, var: Tensor) -> bool:
         """Return True if all parts of a variable consist of full rows."""
         row_size, entry = var.shape[1:].numel(), self._layout_of(var)
-        are_rows_complete = (
-            all(piece.stop % row_size == 0 for piece in entry.pieces) if row_size else True
-        )
+        # A variable without elements, whose rows have the size 0, has no pieces.
+        are_rows_complete = all(piece.stop % row_size == 0 for piece in entry.pieces)
         return entry.is_uncut or (var.is_contiguous() and are_rows_complete)
 
     def keep_whole(self, var: Tensor) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg._base.locks import importing
 from thalweg._core.param_groups import group_indices_of, names_in, params_of, states_of
 from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.recorder import TableRecorder, make_distinct
@@ -17,9 +16,16 @@ from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.optim.param_scalars import STEP
+from thalweg.optim.replay import ReplayedStep
 
-if TYPE_CHECKING:
-    from thalweg.optim.replay import ReplayedStep
+
+class UnmeasuredStep(ReplayedStep):
+    """Replayed step whose `take` returns False for steps that diagnostics measure."""
+
+    def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
+        """Return False for a step to be measured, else as `ReplayedStep.take`."""
+        is_measured_step = optimizer.step_cache.diagnosing.is_due()
+        return not is_measured_step and super().take(optimizer, has_sums, unrecorded)
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
@@ -45,6 +51,8 @@ class Diagnosing(TableRecorder):
     Args:
         option: The option `diagnostics` of the constructor.
     """
+
+    replay_class = UnmeasuredStep  # leaves measured steps to the slow path
 
     def __init__(self, optimizer: Any, option: int | Diagnostics) -> None:
         # Steps before this object existed, and steps that only a device knows to be applied.
@@ -94,12 +102,6 @@ class Diagnosing(TableRecorder):
         if self.config.sinks:
             with suppress(InvalidTypeError):
                 self.config.log_loss(loss)
-
-    def replay_class(self) -> type[ReplayedStep]:
-        """Return the replay class that leaves measured steps to the slow path."""
-        with importing:
-            from thalweg.optim.diagnostics.measured_replay import UnmeasuredStep
-        return UnmeasuredStep
 
     @contextmanager
     def measure_step(self, optimizer: Any) -> Generator[None]:

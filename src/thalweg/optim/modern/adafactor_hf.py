@@ -10,11 +10,9 @@ from torch import Tensor
 
 from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Group, Params
-from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.optim.group_options import number
-from thalweg.optim.modern.arguments import Rate
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.group_options import number, read_eps
+from thalweg.optim.modern.optimizer import ModernOptimizer, Rate
 from thalweg.optim.state_mismatch import is_number
 from thalweg.rules.modern.adafactor_hf import ADAFACTOR_HF, adafactor_hf
 
@@ -84,7 +82,7 @@ class AdafactorHF(ModernOptimizer):
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
         """Return the rule for the options of a group and the shape of a parameter."""
-        beta1, (eps1, eps2) = group["beta1"], _read_eps(group["eps"])
+        beta1, (eps1, eps2) = group["beta1"], read_eps(group["eps"])
         return adafactor_hf(
             param.dim() < 2,
             None if beta1 is None else number(beta1),
@@ -105,32 +103,26 @@ class AdafactorHF(ModernOptimizer):
         Also return () if `lr` or `beta1` is None.
         """
         if name == "eps":
-            return _read_eps(value)
-        is_optional = value is None and name in ("lr", "beta1")
-        if is_optional:
+            return read_eps(value)
+        if value is None and name in ("lr", "beta1"):
             return ()
         values = super()._numbers_in(name, value)
         # `decay_rate` is negative, which the caller would reject.
         return () if name == "decay_rate" else values
 
     @classmethod
-    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why options of a group are invalid; [] if all are valid."""
-        try:
-            _read_eps(group["eps"])
-        except InvalidTypeError as error:
-            return [str(error).rstrip(".")]
+    def _check_choices(cls, group: Mapping[str, Any]) -> None:
+        read_eps(group["eps"])
         for name in ("lr", "beta1"):
             if group[name] is not None and not is_number(group[name]):
-                return [f"{name} must be a number or None, not {show_value(group[name])}"]
+                raise TypeError(f"{name} must be a number or None, not {show_value(group[name])}")
         if not number(group["clip_threshold"]) > 0:
-            return [f"clip_threshold must be above 0, not {show_value(group['clip_threshold'])}"]
-        if not group["relative_step"]:
-            if group["warmup_init"]:
-                return ["warmup_init=True needs relative_step=True"]
-            if group["lr"] is None:
-                return ["lr is None: give a number, or relative_step=True"]
-        return []
+            threshold = show_value(group["clip_threshold"])
+            raise ValueError(f"clip_threshold must be above 0, not {threshold}")
+        if group["warmup_init"] and not group["relative_step"]:
+            raise ValueError("warmup_init=True needs relative_step=True")
+        if group["lr"] is None and not group["relative_step"]:
+            raise ValueError("lr is None: give a number, or relative_step=True")
 
     @staticmethod
     def _get_lr(param_group: Mapping[str, Any], param_state: Mapping[str, Any]) -> Any:
@@ -142,15 +134,3 @@ class AdafactorHF(ModernOptimizer):
         if not param_group["scale_parameter"]:
             return rate
         return max(param_group["eps"][1], float(param_state["RMS"])) * rate
-
-
-def _read_eps(eps: Any) -> tuple[float, float]:
-    """Return (number added to squares, least root mean square of a parameter).
-
-    Raise InvalidTypeError if `eps` is not a pair of numbers.
-    """
-    try:
-        of_squares, of_variable = eps
-        return float(of_squares), float(of_variable)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidTypeError(f"eps must be two numbers, not {show_value(eps)}.") from error

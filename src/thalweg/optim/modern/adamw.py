@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from thalweg._core.param_groups import Params
-from thalweg.optim.modern.arguments import Betas, Rate
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.modern.optimizer import Betas, ModernOptimizer, Rate
 
 
 class AdamWKin(ModernOptimizer):

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
-from thalweg.optim.modern.arguments import Betas, Rate, ThreeBetas
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.modern.optimizer import Betas, ModernOptimizer, Rate, ThreeBetas
 from thalweg.rules.modern.sm3 import sm3
 
 

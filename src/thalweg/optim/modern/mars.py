@@ -10,8 +10,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Group, Params
 from thalweg.formula import Rule
-from thalweg.optim.modern.arguments import Betas, Rate
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.modern.optimizer import Betas, ModernOptimizer, Rate
 from thalweg.optim.param_state import Entries
 from thalweg.rules import modern as rules
 
@@ -70,17 +69,15 @@ class MARS(ModernOptimizer):
         return getattr(rules, _TYPES[group["mars_type"]])
 
     @classmethod
-    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why options of a group are invalid; [] if all are valid."""
+    def _check_choices(cls, group: Mapping[str, Any]) -> None:
         mars_type = group.get("mars_type")
         if not isinstance(mars_type, str) or mars_type not in _TYPES:
             names = " or ".join(map(repr, _TYPES))
-            return [f"mars_type must be {names}, not {show_value(mars_type)}"]
+            raise ValueError(f"mars_type must be {names}, not {show_value(mars_type)}")
         if group.get("caution"):
-            return [
+            raise ValueError(
                 "caution=True is not offered: what it measures follows from a norm of the same step"
-            ]
-        return []
+            )
 
     @staticmethod
     def _initials_of_param(param: Tensor) -> Entries:

@@ -15,9 +15,7 @@ from thalweg._base.matrix_layout import MatrixLayout
 from thalweg._core.param_groups import Group, Params
 from thalweg._core.state import shown
 from thalweg.formula import Rule
-from thalweg.optim.group_layout import layout_of
-from thalweg.optim.modern.arguments import Betas, Rate
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.modern.optimizer import Betas, ModernOptimizer, Rate, layout_of
 from thalweg.rules.modern.adamuon import adamuon
 from thalweg.rules.modern.muon import muon
 from thalweg.rules.modern.muonh import muonh
@@ -107,12 +105,8 @@ class OfMatrices:
             raise ValueError(f"No rule has {options}.") from error
 
     @classmethod
-    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        try:
-            cls._choose_rule({**group})
-        except (TypeError, ValueError) as error:
-            return [str(error).rstrip(".")]
-        return []
+    def _check_choices(cls, group: Mapping[str, Any]) -> None:
+        cls._choose_rule({**group})
 
 
 def _read(name: str, option: Any) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 
 from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Params
-from thalweg.optim.modern.arguments import Betas, Rate
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.modern.optimizer import Betas, ModernOptimizer, Rate
 
 
 class Prodigy(ModernOptimizer):

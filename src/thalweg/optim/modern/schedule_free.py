@@ -14,8 +14,7 @@ from thalweg._core.options.weight_averaging import EMA
 from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.group_options import number
-from thalweg.optim.modern.arguments import Betas, Rate
-from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.modern.optimizer import Betas, ModernOptimizer, Rate
 
 _UNWRAPPED = "parameters go with the slot z, which a wrapper of their steps leaves behind"
 

@@ -73,12 +73,8 @@ def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list
         kind = kinds[group_index] if group_index < len(kinds) else ""
         matching_kind = [package for package in candidates if kind in package.into]
         packages.append((matching_kind or candidates or [None])[0])
-    recognized_packages = [package for package in packages if package is not None]
-    return (
-        recognized_packages
-        if recognized_packages and len(recognized_packages) == len(packages)
-        else None
-    )
+    known = [package for package in packages if package is not None]
+    return known if known and len(known) == len(packages) else None
 
 
 def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -279,11 +275,8 @@ def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[s
     for name, source in package.slots.items():
         value = member.tensor(source) if isinstance(source, str) else source(member)
         converted_entries[name] = _convert_slot(optimizer, rule, member, name, value)
-    if any(
-        entry.dtype == torch.uint8
-        for entry in converted_entries.values()
-        if isinstance(entry, Tensor)
-    ):
+    tensors = [entry for entry in converted_entries.values() if isinstance(entry, Tensor)]
+    if any(tensor.dtype == torch.uint8 for tensor in tensors):
         converted_entries[SHAPE] = shape_entry(member.param)
     return converted_entries
 

@@ -1,4 +1,4 @@
-"""Identification of the random bits of parameters, for stochastic rounding."""
+"""Stochastic rounding: random bits of parameters, and the options `round` and `seed` of states."""
 
 from __future__ import annotations
 
@@ -8,33 +8,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg._base.showing import show_value
 from thalweg._core.dtensor import is_on_mesh
-from thalweg._core.param_groups import Group, parameter_names, params_of
-from thalweg._engines.random_bits import Place
+from thalweg._core.options.stochastic_rounding import Rounding
+from thalweg._core.param_groups import parameter_names
+from thalweg._core.state import mismatch
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.dtensor_params import has_positions, positions_of
 from thalweg.variable import REDUCED, dtype_name
 
-
-def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return for each parameter the pair that selects its random bits.
-
-    A pair is (index of the parameter in the optimizer, positions of its local elements in the full
-    tensor).
-    """
-    check_params(optimizer, rule, params)
-    param_indices = {id(param): k for k, param in enumerate(params_of(optimizer.param_groups))}
-    return [(param_indices[id(param)], positions_of(param)) for param in params]
-
-
-def check_group(optimizer: Any, group: Group) -> None:
-    """Raise if no random bits are defined for parameters of a new group.
-
-    Raises:
-        InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
-    """
-    check_params(optimizer, optimizer.rule_of(group), group["params"])
+NAMES = tuple(field.name for field in Rounding.keywords())
 
 
 def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
@@ -84,3 +68,33 @@ def _name_of(optimizer: Any, param: Tensor) -> str:
     """Return the name of a parameter for messages."""
     (name,) = parameter_names(optimizer.param_groups, [param])
     return name
+
+
+def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
+    """Return the entries of groups with the rounding option of an optimizer and its seed."""
+    rounding = optimizer.step_options.of(Rounding)
+    return {} if rounding.round is None else {name: getattr(rounding, name) for name in NAMES}
+
+
+def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
+    """Return a copy of a saved state whose groups lack the options `round` and `seed`.
+
+    Args:
+        convert: True to ignore saved options that differ from the optimizer's.
+
+    Raises:
+        CheckpointMismatchError: Options differ from the optimizer's, and `convert` is False.
+    """
+    settings = {name: getattr(optimizer.step_options.of(Rounding), name) for name in NAMES}
+    problems = [
+        f"'{name}' of group {group_index} is {show_value(group[name])}, here {settings[name]!r};"
+        " convert=True goes on with what is here"
+        for group_index, group in enumerate(saved_state["param_groups"])
+        for name in optimizer.step_options.others(group)
+        if name in settings
+    ]
+    if problems and not convert:
+        raise mismatch(problems, type(optimizer).__name__)
+    groups = saved_state["param_groups"]
+    groups = [{k: x for k, x in group.items() if k not in settings} for group in groups]
+    return {**saved_state, "param_groups": groups}
