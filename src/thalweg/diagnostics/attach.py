@@ -19,8 +19,7 @@ from thalweg._core.grads_and_vars import distinct
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._engines.protocol import StepRequest
-from thalweg.diagnostics.config import Diagnostics, SinkLike
-from thalweg.diagnostics.recorder import TableRecorder, make_distinct
+from thalweg.diagnostics.recorder import Diagnostics, SinkLike, TableRecorder, make_distinct
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
@@ -186,7 +185,7 @@ class Attached(TableRecorder):
 
     def next_step(self) -> int:
         """Return the number of the next step."""
-        count = self._optimizer._steps_taken()
+        count = self.optimizer._steps_taken()
         if count is not None:
             self._count = count
         return self._count + 1
@@ -211,12 +210,12 @@ class Attached(TableRecorder):
 
     def refuse_graph(self) -> NoReturn:
         """Raise NotImplementedError for a graph in which steps cannot be measured."""
-        raise _graph_error(self._optimizer)
+        raise _graph_error(self.optimizer)
 
     def refuse_ranks(self) -> NoReturn:
         """Raise NotImplementedError for a step with variables that are distributed over ranks."""
         raise NotImplementedError(
-            f"diagnostics of {_title(self._optimizer)} are not defined where ranks have parts of"
+            f"diagnostics of {_title(self.optimizer)} are not defined where ranks have parts of"
             " its variables or slots, as of DTensors or by shard_slots=True: detach(optimizer)."
         )
 
