@@ -45,8 +45,8 @@ class _VariableSet(NamedTuple):
     clip: Fetch
 
 
-# Measurements of some variables after the writes: the parameters; a function that returns reductions
-# of shape (parameters, `MEASURED`) in float64; flags of the measured reductions; and `clip` of
+# Measurements of some variables after the writes: the parameters; a function that returns float64
+# reductions of shape (parameters, `MEASURED`); flags of the measured reductions; and `clip` of
 # `_VariableSet`.
 Measurements = tuple[list[Tensor], Fetch, Flags, Fetch]
 
