@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, cast
 import keras
 
 from thalweg.integrations.keras3.optimizer import FusedOptimizer
-from thalweg.integrations.keras3.registry import plain
-from thalweg.integrations.keras3.schedules import for_thalweg
+from thalweg.integrations.keras3.schedules import for_thalweg, plain
 from thalweg.keras import optimizers
 
 P = ParamSpec("P")

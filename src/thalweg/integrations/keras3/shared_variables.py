@@ -5,20 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import torch
 from torch import Tensor
-
-from thalweg.keras.optimizers import Optimizer
-
-
-class Wrapping(Protocol):
-    """Interface of a Keras optimizer that wraps an optimizer of thalweg."""
-
-    wrapped: Optimizer
-    add_variable: Any  # declared by Keras to take the names of initializers alone
 
 
 def share(variable: Any, tensor: Tensor) -> None:
@@ -30,7 +21,7 @@ def share(variable: Any, tensor: Tensor) -> None:
 
 
 def slot_variables(
-    optimizer: Wrapping, variables: Sequence[Any], tensors: Sequence[Tensor]
+    optimizer: Any, variables: Sequence[Any], tensors: Sequence[Tensor]
 ) -> list[tuple[Any, Tensor]]:
     """Create Keras variables that share memory with the weights of the wrapped optimizer.
 
