@@ -162,7 +162,8 @@ class FormulaSchedule(LearningRateSchedule):
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:
             if any(
-                isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in leaves_of([count, values])
+                isinstance(leaf, torch.Tensor) and leaf.is_meta
+                for leaf in leaves_of([count, values])
             ):
                 return torch.empty((), dtype=dtype, device="meta")  # asked for its shape
             return self.having(values)(count)
