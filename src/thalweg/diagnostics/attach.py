@@ -18,8 +18,9 @@ from thalweg._core.commit import TAKEN
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.state import positioned
 from thalweg._engines.protocol import StepRequest
-from thalweg.diagnostics.recorder import Diagnostics, SinkLike, TableRecorder, make_distinct
+from thalweg.diagnostics.recorder import Diagnostics, SinkLike, TableRecorder
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
@@ -202,7 +203,7 @@ class Attached(TableRecorder):
     def _rows(self, watch: _Watch) -> tuple[Parameters, Mapping[int, int]]:
         """Return the parameters of the table, and {id(parameter): row}."""
         variables = distinct(watch.params)
-        names = make_distinct(titles_of(variables))
+        names = positioned(titles_of(variables), " (index {})")
         self._sizes |= {name: var.numel() for name, var in zip(names, variables, strict=True)}
         row_of = {name: row for row, name in enumerate(self._sizes)}
         rows = {id(var): row_of[name] for name, var in zip(names, variables, strict=True)}

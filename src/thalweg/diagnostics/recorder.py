@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -300,11 +299,3 @@ def _format_sink(sink: SinkLike) -> str:
     # A user's `__repr__` may raise any exception.
     except Exception:
         return f"of {type(sink).__name__}"
-
-
-def make_distinct(names: Sequence[str]) -> list[str]:
-    """Return the names in order; append the index to each name that occurs several times."""
-    counts = Counter(names)
-    return [
-        name if counts[name] == 1 else f"{name} (index {index})" for index, name in enumerate(names)
-    ]

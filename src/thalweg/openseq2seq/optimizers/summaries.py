@@ -209,7 +209,7 @@ class RunSummaries:
 
 def tags_of(variables: Sequence[object]) -> list[str]:
     """Return distinct tags of variables: names with "_" for ":", such as "w_0"."""
-    return positioned([title(var).replace(":", "_") for var in variables], "_")
+    return positioned([title(var).replace(":", "_") for var in variables], "_{}")
 
 
 def check_writer(writer: object) -> None:

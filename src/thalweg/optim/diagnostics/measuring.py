@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._core.param_groups import group_indices_of, names_in, params_of, states_of
-from thalweg.diagnostics.recorder import Diagnostics, TableRecorder, make_distinct
+from thalweg._core.state import positioned
+from thalweg.diagnostics.recorder import Diagnostics, TableRecorder
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
@@ -83,7 +84,7 @@ class Diagnosing(TableRecorder):
                 f"parameter {index}" if name is None else name
                 for index, name in enumerate(names_in(groups, params))
             ]
-            self._param_ids, self._names = param_ids, make_distinct(labels)
+            self._param_ids, self._names = param_ids, positioned(labels, " (index {})")
         sizes, group_indices = [param.numel() for param in params], group_indices_of(groups)
         self._table_parameters = Parameters(self.config.every, self._names, sizes, group_indices)
         return self._table_parameters
