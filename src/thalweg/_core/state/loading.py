@@ -163,16 +163,11 @@ def restore(*loadings: Loading) -> None:
             loading.check_memory()
         # All conversions come before the first write, because each of them can fail.
         calls = [call for loading in loadings for call in loading.calls()]
-        _check_aliases(loadings)
+        pairs = [pair for loading in loadings for pair in loading.pairs]
+        messages = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
+        if messages:
+            raise mismatch(messages, loadings[0].what)
         atomic_section.run(calls)
-
-
-def _check_aliases(loadings: Sequence[Loading]) -> None:
-    """Raise CheckpointMismatchError if entries in the same memory get different values."""
-    pairs = [pair for loading in loadings for pair in loading.pairs]
-    messages = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
-    if messages:
-        raise mismatch(messages, loadings[0].what)
 
 
 def fitting(
