@@ -183,8 +183,7 @@ class GradientTape:
         zero = _parse(unconnected_gradients) is UnconnectedGradients.ZERO
         if isinstance(sources, Iterator):
             sources = list(sources)
-        leaves = list(_tensors(sources))
-        targets = list(_tensors(target))
+        leaves, targets = list(_tensors(sources)), list(_tensors(target))
         weights = _weights(targets, target, output_gradients)
         if not self._persistent:
             self._stop()

@@ -44,11 +44,9 @@ class Position(Protocol):
 
     def is_simple_variable(self) -> bool:
         """Return True if the position holds a single value and no children."""
-        ...
 
     def value(self) -> Tensor:
         """Return the value, which must not be modified."""
-        ...
 
     def restore(self, trackable: object) -> None:
         """Restore an object; CheckpointMismatchError if its shape or dtype differs."""
