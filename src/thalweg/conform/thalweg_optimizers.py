@@ -12,8 +12,7 @@ from torch import Tensor
 
 from thalweg._base.literals import names_file
 from thalweg.conform import external_optimizers
-from thalweg.conform.candidate import Candidate
-from thalweg.conform.errors import ConformError
+from thalweg.conform.candidate import Candidate, ConformError
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 
