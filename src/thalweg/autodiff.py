@@ -180,7 +180,12 @@ class GradientTape:
                 "A non-persistent GradientTape can only be used to compute one set of gradients "
                 "(or jacobians)"
             )
-        zero = _parse(unconnected_gradients) is UnconnectedGradients.ZERO
+        try:
+            unconnected = UnconnectedGradients(unconnected_gradients)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"Unknown value for unconnected_gradients: {show_value(unconnected_gradients)}"
+            ) from None
         if isinstance(sources, Iterator):
             sources = list(sources)
         leaves, targets = list(_tensors(sources)), list(_tensors(target))
@@ -196,7 +201,7 @@ class GradientTape:
             # An outer tape also records the gradient.
             create_graph=bool(_recording.tapes),
         )
-        if zero:
+        if unconnected is UnconnectedGradients.ZERO:
             pairs = zip(gradients, leaves, strict=True)
             gradients = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
         if not self._persistent:
@@ -340,7 +345,8 @@ def _differentiate(
         return [None] * len(inputs)
     if has_replicas() and not create_graph:
         leaves = [x for x, end in zip(tensors, inputs, strict=True) if end is not None]
-        if all(isinstance(output, torch.Tensor) for output, _ in starts) and _are_leaves(leaves):
+        are_leaves = all(leaf.is_leaf and leaf.requires_grad for leaf in leaves)
+        if are_leaves and all(isinstance(output, torch.Tensor) for output, _ in starts):
             results = _by_backward(starts, leaves, retain_graph)
             return [None if end is None else as_gradient(next(results)) for end in inputs]
     # torch accepts tensors and edges mixed, contrary to its annotations.
@@ -365,10 +371,6 @@ def watching(begin: Begin) -> ContextSetting:
     """
     change = partial(setattr, _recording, "begin")
     return ContextSetting(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))
-
-
-def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:
-    return all(tensor.is_leaf and tensor.requires_grad for tensor in tensors)
 
 
 def _by_backward(
@@ -430,15 +432,6 @@ def _weight(target: torch.Tensor, weight: object) -> torch.Tensor:
             f"{tuple(target.shape)}."
         )
     return weight
-
-
-def _parse(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
-    try:
-        return UnconnectedGradients(unconnected)
-    except ValueError:
-        raise InvalidArgumentError(
-            f"Unknown value for unconnected_gradients: {show_value(unconnected)}"
-        ) from None
 
 
 def _nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
