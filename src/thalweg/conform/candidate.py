@@ -96,11 +96,11 @@ class Candidate:
         return f"It takes {', '.join(names)}."
 
 
-def as_side(candidate: Any, name: str = "") -> Candidate:
+def as_side(candidate: Any) -> Candidate:
     """Return a class or function as a `Candidate`; a `Candidate` unchanged."""
     if isinstance(candidate, Candidate):
         return candidate
-    return Candidate(candidate, name or getattr(candidate, "__name__", repr(candidate)))
+    return Candidate(candidate, getattr(candidate, "__name__", repr(candidate)))
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
