@@ -4,7 +4,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -39,7 +39,8 @@ def slot_variables(
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
     pairs: list[tuple[Any, Tensor]] = []
     for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
-        owner, name = slots.get(id(weight), (None, _title(weight)))
+        title = weight.name.split(":")[0].split("/")[-1]
+        owner, name = slots.get(id(weight), (None, title))
         # The wrapped optimizer may train further variables, outside of Keras.
         if owner is not None and id(owner) not in vars_by_tensor:
             continue
@@ -47,20 +48,11 @@ def slot_variables(
             name = f"{vars_by_tensor[id(owner)].path.replace('/', '_')}_{name}"
         variable = optimizer.add_variable(
             tuple(weight.shape),
-            initializer=_initializer(weight),
+            # Keras passes shape and dtype, which are those of the weight.
+            initializer=lambda shape, dtype, weight=weight: weight,
             dtype=keras.backend.standardize_dtype(weight.dtype),
             name=name,
         )
         share(variable, weight)
         pairs.append((variable, weight))
     return pairs
-
-
-def _initializer(weight: Tensor) -> Callable[[Any, Any], Tensor]:
-    """Return an initializer of Keras that returns `weight` itself for any shape and dtype."""
-    return lambda shape, dtype: weight
-
-
-def _title(weight: Any) -> str:
-    """Return the name of a weight for a variable of Keras."""
-    return weight.name.split(":")[0].split("/")[-1]
