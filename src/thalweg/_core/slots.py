@@ -38,15 +38,19 @@ class SlotShards(Protocol):
 
     def part(self, var: Tensor) -> Tensor:
         """Return this process's shard of a variable, a view."""
+        ...
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
         """Return the elements of the shard of `var` from a full tensor of its shape."""
+        ...
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Gather the full tensor from the shards of all processes; all of them call this."""
+        ...
 
     def collecting(self) -> AbstractContextManager[None]:
         """Return a block in which `whole` may gather on the process that writes a file only."""
+        ...
 
 
 class SlotStore:

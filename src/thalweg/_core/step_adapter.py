@@ -35,6 +35,7 @@ class Sharing(Protocol):
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """Return the parts of gradients and variables in this process's memory, for validation."""
+        ...
 
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
@@ -44,9 +45,11 @@ class Sharing(Protocol):
         Raises:
             NotImplementedError: A variable is not supported; the message names the first.
         """
+        ...
 
     def share_out(self, request: StepRequest) -> StepRequest:
         """Return the request over this process's part of each variable, gradient and copy."""
+        ...
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables.
@@ -56,12 +59,14 @@ class Sharing(Protocol):
             pairs: The full variables, with gradients as the caller passed them.
             flush: True if gradient transforms treat denormals as zero.
         """
+        ...
 
     def begin_writing(self) -> None:
         """Announce the writes: called once, before the first, when nothing can fail any more."""
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
         """Return the call that gathers the parts after the writes; None if they stay sharded."""
+        ...
 
 
 class StepAdapter:

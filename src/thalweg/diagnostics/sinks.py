@@ -151,14 +151,14 @@ class TensorBoard(Sink):
     def __init__(
         self, writer: str | os.PathLike[str] | Any, columns: Iterable[str] = COLUMNS
     ) -> None:
-        is_folder = isinstance(writer, str | os.PathLike)
-        if not (is_folder or hasattr(writer, "add_scalar")):
+        target: object = writer
+        if not isinstance(target, str | os.PathLike) and not hasattr(target, "add_scalar"):
             raise InvalidTypeError(
                 f"writer must be a folder or a SummaryWriter, not {show_value(writer)}."
             )
         self._columns = check_columns(columns)
         self._argument = writer
-        self._writer: Any = None if is_folder else writer
+        self._writer: Any = None if isinstance(target, str | os.PathLike) else writer
 
     def table(self, table: Table, loss: float | None) -> None:
         """Write all numbers of a table, and the loss of its step."""

@@ -131,8 +131,9 @@ def _list_pairs(state_storage: Any) -> tuple[tuple[str, str], ...]:
         InvalidTypeError: An element of a pair is not a string, or there are no pairs.
     """
     try:
-        pairs = state_storage.items() if isinstance(state_storage, Mapping) else state_storage
-        pairs = tuple(cast("Any", pairs))
+        is_dict = isinstance(state_storage, Mapping)
+        entries = cast("Mapping[str, str]", state_storage).items() if is_dict else state_storage
+        pairs = tuple(cast("Any", entries))
         texts = [text for pair in pairs for text in pair]
     except TypeError:
         pairs, texts = (), [None]

@@ -4,7 +4,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -48,11 +48,15 @@ def slot_variables(
             name = f"{vars_by_tensor[id(owner)].path.replace('/', '_')}_{name}"
         variable = optimizer.add_variable(
             tuple(weight.shape),
-            # Keras passes shape and dtype, which are those of the weight.
-            initializer=lambda shape, dtype, weight=weight: weight,
+            initializer=_initializer(weight),
             dtype=keras.backend.standardize_dtype(weight.dtype),
             name=name,
         )
         share(variable, weight)
         pairs.append((variable, weight))
     return pairs
+
+
+def _initializer(weight: Tensor) -> Callable[[Any, Any], Tensor]:
+    """Return an initializer of Keras that returns `weight` itself for any shape and dtype."""
+    return lambda shape, dtype: weight
