@@ -43,7 +43,7 @@ myst_heading_anchors = 4
 INNER = (
     "_graph", "_base", "_formats", "v1.train", "openseq2seq.optimizers", "distribute",
     "checkpoint.tensorflow", "checkpoint.save_restore", "variable", "autodiff",
-    "optim.fused_optimizer", "optim.param_state", "diagnostics.sinks", "diagnostics.config",
+    "optim.fused_optimizer", "optim.param_state", "diagnostics.sinks", "diagnostics.recorder",
     "diagnostics.table",
 )  # fmt: skip
 # Every reference to a name of the library's own is checked; those of others have no inventory here.

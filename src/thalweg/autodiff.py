@@ -183,8 +183,7 @@ class GradientTape:
         zero = parse_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
         if isinstance(sources, Iterator):
             sources = list(sources)
-        leaves = list(_tensors(sources))
-        targets = list(_tensors(target))
+        leaves, targets = list(_tensors(sources)), list(_tensors(target))
         weights = _weights(targets, target, output_gradients)
         if not self._persistent:
             self._stop()
@@ -341,7 +340,8 @@ def _differentiate(
         return [None] * len(inputs)
     if has_replicas() and not create_graph:
         leaves = [x for x, end in zip(tensors, inputs, strict=True) if end is not None]
-        if all(isinstance(output, torch.Tensor) for output, _ in starts) and _are_leaves(leaves):
+        are_leaves = all(leaf.is_leaf and leaf.requires_grad for leaf in leaves)
+        if are_leaves and all(isinstance(output, torch.Tensor) for output, _ in starts):
             results = _by_backward(starts, leaves, retain_graph)
             return [None if end is None else as_gradient(next(results)) for end in inputs]
     # torch accepts tensors and edges mixed, contrary to its annotations.
@@ -366,10 +366,6 @@ def watching(begin: Begin) -> ContextSetting:
     """
     change = partial(setattr, _recording, "begin")
     return ContextSetting(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))
-
-
-def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:
-    return all(tensor.is_leaf and tensor.requires_grad for tensor in tensors)
 
 
 def _by_backward(

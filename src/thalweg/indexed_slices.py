@@ -329,7 +329,9 @@ def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
     by_rows = _takes_rows(params)
     if params.dim() == 2 and not (by_rows and params.is_complex()):  # torch has no such gradient
         return torch.nn.functional.embedding(ids, params, sparse=by_rows)
-    flat = (_RowLookup.apply if by_rows else _selected)(params, rows.indices)
+    flat: Any = (
+        _RowLookup.apply(params, rows.indices) if by_rows else params.index_select(0, rows.indices)
+    )
     return flat.reshape(ids.shape + params.shape[1:])
 
 
@@ -343,10 +345,6 @@ def _takes_rows(params: torch.Tensor) -> bool:
     while node is not None and node.name() in _PASSING:
         node = node.next_functions[0][0]
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
-
-
-def _selected(params: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return params.index_select(0, ids)
 
 
 def _refuse_symbol(argument: Any, name: str) -> None:

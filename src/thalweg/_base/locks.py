@@ -166,26 +166,21 @@ def excuse(thread: int) -> None:
     _excused.add(thread)
 
 
-class _Forking(threading.local):
-    """`Awaited` locks that this thread acquired before a fork, to release after the fork."""
-
-    def __init__(self) -> None:
-        self.locks: list[Lock] = []
-
-
-_forking = _Forking()
+# The attribute `locks` has the `Awaited` locks that a thread acquired before a fork.
+_forking = threading.local()
 
 
 def _acquire_before_fork() -> None:
+    acquired: list[Lock] = []
+    _forking.locks = acquired
     for lock in list(_locks):
         # The wait is limited: the other thread may wait for a lock of this thread.
         if isinstance(lock, Awaited) and lock.acquire(timeout=_PATIENCE):
-            _forking.locks.append(lock)
+            acquired.append(lock)
 
 
 def _release_after_fork() -> None:
-    locks, _forking.locks = _forking.locks, []
-    for lock in locks:
+    for lock in vars(_forking).pop("locks", ()):
         lock.release()
 
 

@@ -200,13 +200,9 @@ def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:
     Returns:
         Scalars if all variables have an equal scale and unit, else vectors of shape (n,).
     """
-    if (
-        not isinstance(factor.scale, Tensor)
-        and factor.unit == 1
-        and factor.scale >= _SMALLEST_NORMAL
-    ):
-        return factor
-    if not float32_mask.any():
+    is_on_host = not isinstance(factor.scale, Tensor)
+    is_normal = is_on_host and factor.unit == 1 and factor.scale >= _SMALLEST_NORMAL
+    if is_normal or not float32_mask.any():
         return factor
     with np.errstate(all="ignore"):
         value = factor.value

@@ -83,8 +83,7 @@ def find_marked(params: Sequence[Tensor]) -> FlatBuffer | None:
 def is_reducing(rule: Rule | None, transforms: GradientTransforms) -> bool:
     """Return True if a step reduces over variables, by its rule or by what precedes that."""
     by_rule = rule is not None and (rule.reduces_variables or rule.per_optimizer is not None)
-    has_norm = transforms.has_global_norm
-    return by_rule or transforms.reduces_variables or has_norm
+    return by_rule or transforms.reduces_variables or transforms.has_global_norm
 
 
 def check_reductions(
@@ -131,5 +130,6 @@ def check_reductions(
     )
 
 
+# `autodiff.has_replicas` is the same, in a module that most trainings do not load.
 def _has_other_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

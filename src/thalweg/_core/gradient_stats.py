@@ -88,13 +88,11 @@ class GradientStats:
         if columns is None:
             columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
         self._columns = columns
-        # A rule's formula applies to transformed gradients, so it is computed later.
-        direct = [formula for formula in formulas if formula in _STANDARD or not transforms.stages]
-        self._pending = tuple(dict.fromkeys((*transforms.measured, *direct)))
         # Sums stay on a device if no decision of the host depends on them.
         on_host = on_host or transforms.judge is not None
         self._on_host = on_host or bool(transforms.decide and not transforms.decides_there)
         self._sums: dict[Formula, Any] = {}
+        self.request_sums((*transforms.measured, *formulas))
 
     @lazy
     def _narrow(self) -> Array:
@@ -187,13 +185,6 @@ class GradientStats:
         values: Array = vector
         with np.errstate(over="ignore"):
             return np.where(self._narrow, values.astype(np.float32), values)
-
-    @property
-    def _unscaling(self) -> Any:
-        """Return the factors of unscaling, on the host if the sums are there."""
-        values, sums = self._transforms.unscaling, self._sums.values()
-        is_on_host = self._sums and not any(isinstance(sum_, Tensor) for sum_ in sums)
-        return vectors.place_like(values, None) if is_on_host else values
 
     @lazy
     def _root_norms(self) -> Any:
@@ -346,7 +337,9 @@ class GradientStats:
         transforms = self._transforms
         scalars: dict[str, Array] = {}
         if transforms.unscaling is not None:
-            scalars["unscaling"] = self._unscaling
+            sums, factors = self._sums.values(), transforms.unscaling
+            is_on_host = sums and not any(isinstance(sum_, Tensor) for sum_ in sums)
+            scalars["unscaling"] = vectors.place_like(factors, None) if is_on_host else factors
         if transforms.clipnorm is not None:
             # maximum() keeps NaN, as TensorFlow's does.
             scalars["clip_divisor"] = vectors.at_least(self.gradient_norms, transforms.clipnorm)

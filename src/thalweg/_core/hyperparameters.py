@@ -513,15 +513,8 @@ class Hyperparameters(Mapping[str, Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy that is made within a step is not in a step.
-        return {"_values": self._values, "created": self.created, "calls": self.calls}
+        return {"_values": dict(self._values), "created": self.created, "calls": self.calls}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()
         vars(self).update(state)
-
-    def __copy__(self) -> Hyperparameters:
-        duplicate = Hyperparameters()
-        duplicate._values.update(self._values)
-        duplicate.created = self.created
-        duplicate.calls = self.calls
-        return duplicate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,12 +21,18 @@ class MemoryGuard:
     """
 
     def __init__(self, request: StepRequest, *others: Sequence[Sequence[Tensor]]) -> None:
+        copies = [[] if copy is None else [copy] for copy in request.copies or ()]
         self._tensors = [
-            *zip(request.variables, request.titles, strict=True),
-            *_add_titles(request.slots, request.titles, "a slot of "),
-            *(pair for ts in others for pair in _add_titles(ts, request.titles, "a slot of ")),
-            *_add_titles(map(_list_tensors, request.gradients), request.titles, "the gradient of "),
-            *_add_titles(map(_pair_copy, request.copies or ()), request.titles, "the copy of "),
+            (tensor, f"{prefix}{title}")
+            for prefix, lists in (
+                ("", [[var] for var in request.variables]),
+                *(("a slot of ", slots) for slots in (request.slots, *others)),
+                ("the gradient of ", map(_list_tensors, request.gradients)),
+                ("the copy of ", copies),
+            )
+            # A list is () if the rule has no slots of this kind.
+            for tensors, title in zip(lists, request.titles, strict=False)
+            for tensor in tensors
         ]
         self._old_locations = self._read_locations()
 
@@ -46,17 +52,6 @@ class MemoryGuard:
                     f"The memory of {label} was replaced or cut by a function that the step called."
                     " A function that a step calls may change values in place, and nothing else."
                 )
-
-
-def _add_titles(lists: Any, labels: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
-    """Yield each tensor with `prefix` and the title of its list."""
-    # `lists` is () if the rule has no slots of this kind.
-    for tensors, label in zip(lists, labels, strict=False):
-        yield from ((tensor, f"{prefix}{label}") for tensor in tensors)
-
-
-def _pair_copy(copy: Tensor | None) -> list[Tensor]:
-    return [] if copy is None else [copy]
 
 
 def _list_tensors(grad: Any) -> list[Tensor]:

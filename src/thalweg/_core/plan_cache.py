@@ -118,8 +118,5 @@ class PlanCaches:
         """
         return one_step_at_a_time(self, name, [self._eager, *self._sessions.values()])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PlanCaches:
-        return PlanCaches()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return PlanCaches, ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -345,12 +344,6 @@ class Program:
         self._begin = 8 * len(single_inputs)
         self._layout = Struct(f"={len(names)}d")
         self._whole_layout = Struct(f"={len(inputs)}d")
-
-    def again(self) -> Program:
-        """Return a copy of the program with registers of its own."""
-        program = copy(self)
-        program._registers = self._registers[:]
-        return program
 
     def place(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,16 +14,59 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.commit import PostUpdateCall, WriteBatch
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Gradient, Pair
-from thalweg._core.sharded_step import Sharing
 from thalweg._core.step_scalars import Groups
 from thalweg._engines import Selection
 from thalweg._engines.protocol import Copies as Copies
 from thalweg._engines.protocol import Dtype as Dtype
+from thalweg._engines.protocol import Reductions, StepRequest
 from thalweg._engines.random_bits import Place
 from thalweg.formula import Rule
 
 # Scalars of a step by compute dtype and name.
 Shared = Mapping[Dtype, Mapping[str, Any]]
+
+
+class Sharing(Protocol):
+    """Interface by which a process takes part in a step over sharded variables.
+
+    Each process updates its part of every variable. Titles, norms, groups and constraints are those
+    of full variables, and equal in every process. Engines get the parts.
+    """
+
+    def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+        """Return the parts of gradients and variables in this process's memory, for validation."""
+        ...
+
+    def check_matrices(
+        self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
+    ) -> None:
+        """Raise an error if this sharding cannot gather the matrices of a rule with passes.
+
+        Raises:
+            NotImplementedError: A variable is not supported; the message names the first.
+        """
+        ...
+
+    def share_out(self, request: StepRequest) -> StepRequest:
+        """Return the request over this process's part of each variable, gradient and copy."""
+        ...
+
+    def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
+        """Return reductions over full variables.
+
+        Args:
+            parts: Reductions over this process's parts.
+            pairs: The full variables, with gradients as the caller passed them.
+            flush: True if gradient transforms treat denormals as zero.
+        """
+        ...
+
+    def begin_writing(self) -> None:
+        """Announce the writes: called once, before the first, when nothing can fail any more."""
+
+    def joining_calls(self, request: StepRequest) -> PostUpdateCall | None:
+        """Return the call that gathers the parts after the writes; None if they stay sharded."""
+        ...
 
 
 class StepAdapter:

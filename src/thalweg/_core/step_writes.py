@@ -11,12 +11,13 @@ from thalweg._core.atomic_section import Call, calls, drain, unless_resized
 from thalweg._core.commit import (
     LEFT,
     SKIPPED,
+    TAKEN,
     PostUpdateCall,
     StepResult,
     constrained,
     constraint_of,
     copy_writes,
-    putting_back,
+    restored,
     write_step,
 )
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
@@ -63,10 +64,8 @@ def commit_single_round(
         return []
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
-    writes = write_round.all_calls
-    if adapter.apply_flag is not None:
-        return write_step(writes, callbacks, counters, adapter.begun, LEFT)
-    return write_step(writes, callbacks, counters, adapter.begun)
+    message = f"{TAKEN}." if adapter.apply_flag is None else LEFT
+    return write_step(write_round.all_calls, callbacks, counters, adapter.begun, message)
 
 
 def commit_rounds(
@@ -92,11 +91,10 @@ def commit_rounds(
     targets = _list_constraint_owners(request)
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
+    guard = MemoryGuard(request) if adapter.constrains and constrained_indices(request) else None
     # A second occurrence reads what the first has written, so the step cannot be one commit. The
     # rollback stands in for that.
-    rollback = calls(putting_back(distinct(tensors)))
-    guard = MemoryGuard(request) if adapter.constrains and constrained_indices(request) else None
-    try:
+    with restored(distinct(tensors), adapter.begun):
         for write_round in rounds:
             if guard is not None:
                 guard.check_in_place()
@@ -106,10 +104,6 @@ def commit_rounds(
         # Constraints have run, which may resize a counter.
         counters = list(map(unless_resized, counters))
         return errors + write_step([], callbacks, counters, adapter.begun)
-    except BaseException:
-        if not adapter.begun:
-            drain(rollback)
-        raise
 
 
 def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
@@ -178,8 +172,7 @@ def run_user_updates(
     check_memories(targets)
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
-    rollback = calls(putting_back(targets))
-    try:
+    with restored(targets, adapter.begun):
         for (grad, var), label in zip(pairs, names, strict=True):
             adapter.apply_one(grad, var)
             if not isinstance(grad, IndexedSlices):
@@ -192,10 +185,6 @@ def run_user_updates(
         callbacks = adapter.finishing_calls() if is_final else []
         counters = list(map(unless_resized, counters))
         return StepResult(True, errors + write_step(writes, callbacks, counters, adapter.begun))
-    except BaseException:
-        if not adapter.begun:
-            drain(rollback)
-        raise
 
 
 def process_gradients(

@@ -2,15 +2,20 @@
 
 A checkpoint of objects is a graph: an object has children by name, some of which are variables, and
 an optimizer has slots of variables. A value that is restored before its object exists waits in a
-`Position`: a child's in its parent, by name, and a slot's in the optimizer, by variable and name.
+*position*: a child's in its parent, by name, and a slot's in the optimizer, by variable and name.
 The code that creates the object looks the value up. The methods have the names of TensorFlow's
 `Trackable`; subclasses may override or call them.
+
+A position has a number, `restore_uid`, which is higher in a later restore, and the graph that was
+built at the restore as `graph`, None in eager mode. `is_simple_variable()` returns True if it holds
+a value and no children, `value()` returns the value, `restore(trackable)` restores an object, or
+raises CheckpointMismatchError, and `release()` drops the value, because another one was chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
@@ -26,35 +31,6 @@ from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, mismatch
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import to_tensor
-
-
-class Position(Protocol):
-    """Saved value in a checkpoint that waits for the creation of its object.
-
-    Attributes:
-        restore_uid: The number of the restore; a later restore has a higher number.
-        graph: The graph that was being built at the restore; None in eager mode.
-    """
-
-    @property
-    def restore_uid(self) -> int: ...
-
-    @property
-    def graph(self) -> Any: ...
-
-    def is_simple_variable(self) -> bool:
-        """Return True if the position holds a single value and no children."""
-        ...
-
-    def value(self) -> Tensor:
-        """Return the value, which must not be modified."""
-        ...
-
-    def restore(self, trackable: object) -> None:
-        """Restore an object; CheckpointMismatchError if its shape or dtype differs."""
-
-    def release(self) -> None:
-        """Stop waiting, because another value was chosen."""
 
 
 class TrackableReference(NamedTuple):
@@ -74,7 +50,7 @@ class Trackable:
     PER_GRAPH: ClassVar[bool] = False
 
     _tracked: dict[str, Any]
-    _deferred_dependencies: dict[str, list[Position]]
+    _deferred_dependencies: dict[str, list[Any]]
 
     def _maybe_initialize_trackable(self) -> None:
         """Create the attributes that the other methods need, if they are missing."""
@@ -163,13 +139,13 @@ class Trackable:
         if not waiting:
             del self._deferred_dependencies[name]
 
-    def _await_dependency(self, name: str, position: Position) -> None:
+    def _await_dependency(self, name: str, position: Any) -> None:
         """Add a position that waits for the child of this name."""
         positions = self._deferred_dependencies.get(name, [])
         # A discarded twin of this object shares the dict and lists, so they are replaced.
         self._deferred_dependencies = {**self._deferred_dependencies, name: [*positions, position]}
 
-    def _awaited(self, name: str, graph: object) -> list[Position]:
+    def _awaited(self, name: str, graph: object) -> list[Any]:
         """Return the positions that wait for a child in `graph`; None is eager mode."""
         self._maybe_initialize_trackable()
         positions = self._deferred_dependencies.get(name, [])
@@ -254,15 +230,15 @@ class TrackableSlots(Trackable):
         raise NotImplementedError
 
     @property
-    def _deferred_slot_restorations(self) -> dict[str, dict[object, list[Position]]]:
+    def _deferred_slot_restorations(self) -> dict[str, dict[object, list[Any]]]:
         """Waiting positions by slot name and by the variable's `_var_key`; a copy."""
-        positions: dict[str, dict[Any, list[Position]]] = {}
+        positions: dict[str, dict[Any, list[Any]]] = {}
         for var, name, position in self._waiting.triples():
-            positions.setdefault(name, {})[self._slots.key(var)] = [cast(Position, position)]
+            positions.setdefault(name, {})[self._slots.key(var)] = [position]
         return positions
 
     def _create_or_restore_slot_variable(
-        self, slot_variable_position: Position, slot_name: str, variable: Tensor
+        self, slot_variable_position: Any, slot_name: str, variable: Tensor
     ) -> object:
         """Return the slot. If it is missing, store the position for its creation, and return None.
 
@@ -294,7 +270,7 @@ class TrackableSlots(Trackable):
             position.restore(slot_variable)
             self._waiting.forget(variable, slot_name)
 
-    def _await_slot(self, position: Position, slot_name: str, variable: object) -> None:
+    def _await_slot(self, position: Any, slot_name: str, variable: object) -> None:
         """Set the position that waits for a slot; it replaces one of an earlier restore."""
         self._waiting.put(variable, slot_name, position)
 
@@ -364,5 +340,5 @@ class TrackableSlots(Trackable):
         self._waiting = SlotStore()
 
 
-def _get_uid(position: Position) -> int:
+def _get_uid(position: Any) -> int:
     return position.restore_uid

@@ -1,29 +1,13 @@
-"""Graph mode for optimizers and strategies: see `thalweg._core.graph_mode.GraphMode`."""
+"""Functions of graph mode for optimizers and strategies, which call `thalweg._core.graph_mode`.
+
+`slices` makes `IndexedSlices`, and `variable_of` is `default_graph.graph_variable_of`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thalweg._base.lazy import offered
-
-if TYPE_CHECKING:
-    from thalweg._graph.control import as_one_update, group
-    from thalweg._graph.default_graph import graph_variable_of as variable_of
-    from thalweg._graph.derived_gradients import deduplicated
-    from thalweg._graph.eager_or_graph import IndexedSlices as slices
-    from thalweg._graph.keras.steps import apply_gradients, gradients, learning_rate
-    from thalweg._graph.keras.traced_hooks import clip, update
-    from thalweg._graph.keras.variables import (
-        assign,
-        check_graph,
-        config_value,
-        session,
-        slot,
-        use_session,
-        values,
-        variable,
-    )
-    from thalweg._graph.replicas import aggregate, all_reduce
 
 # Imported at the first access: `thalweg.v1` does not need Keras.
 _MODULES = {
@@ -38,11 +22,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names.s
     "slices": "eager_or_graph:IndexedSlices", "variable_of": "default_graph:graph_variable_of"
 }  # fmt: skip
 
-__all__ = [
-    "aggregate", "all_reduce", "apply_gradients", "as_one_update", "assign", "check_graph", "clip",
-    "config_value", "deduplicated", "gradients", "group", "learning_rate", "session", "slices",
-    "slot", "update", "use_session", "values", "variable", "variable_of",
-]  # fmt: skip
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

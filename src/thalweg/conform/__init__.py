@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from thalweg.conform.candidate import Candidate
+from thalweg.conform.candidate import Candidate, ConformError
 from thalweg.conform.compare import Divergence, Outcome, compare
-from thalweg.conform.errors import ConformError
 
 __all__ = ["Candidate", "ConformError", "Divergence", "Outcome", "compare"]
 

@@ -17,7 +17,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
-from thalweg.conform.errors import ConformError
+from thalweg.conform.candidate import ConformError
 
 LIST = Path(__file__).with_name("atlas.json")
 REFERENCE, NOT_DRIVEN = "reference", "not driven"

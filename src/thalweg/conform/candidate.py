@@ -1,4 +1,4 @@
-"""`Candidate`: the constructor of an optimizer, and its arguments."""
+"""`Candidate`: the constructor of an optimizer, and its arguments; and `ConformError`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thalweg.conform.errors import ConformError
-from thalweg.errors import did_you_mean
+from thalweg.errors import ThalwegError, did_you_mean
 
 # Arguments that select an implementation, and do not change results.
 MACHINERY = frozenset({
     "capturable", "differentiable", "foreach", "fused", "fused_unscale", "in_backward", "masters",
     "wide_sums",
 })  # fmt: skip
+
+
+class ConformError(ThalwegError, ValueError):
+    """An optimizer cannot be found, constructed or stepped, or its steps cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,11 @@ class Candidate:
         return f"It takes {', '.join(names)}."
 
 
-def as_side(candidate: Any, name: str = "") -> Candidate:
+def as_side(candidate: Any) -> Candidate:
     """Return a class or function as a `Candidate`; a `Candidate` unchanged."""
     if isinstance(candidate, Candidate):
         return candidate
-    return Candidate(candidate, name or getattr(candidate, "__name__", repr(candidate)))
+    return Candidate(candidate, getattr(candidate, "__name__", repr(candidate)))
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:

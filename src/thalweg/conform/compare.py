@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg.conform.argument_search import list_trials
-from thalweg.conform.candidate import Candidate, as_side, shared_arguments
-from thalweg.conform.driver import StepProtocol, drive, find_ways
-from thalweg.conform.errors import ConformError
-from thalweg.conform.inputs import STEPS
+from thalweg.conform.candidate import Candidate, ConformError, as_side, shared_arguments
+from thalweg.conform.driver import STEPS, StepProtocol, drive, find_ways
 from thalweg.optim.step_options import KEYWORDS
 
 BITS, ROUNDING, PARTS = "bits", "rounding", "parts"

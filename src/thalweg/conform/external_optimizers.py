@@ -9,8 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from thalweg.conform.candidate import Candidate
-from thalweg.conform.errors import ConformError
+from thalweg.conform.candidate import Candidate, ConformError
 from thalweg.errors import did_you_mean
 
 

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from thalweg._base.literals import names_file
 from thalweg.conform import external_optimizers
-from thalweg.conform.candidate import Candidate
-from thalweg.conform.errors import ConformError
+from thalweg.conform.candidate import Candidate, ConformError
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 
@@ -78,40 +78,22 @@ def _load_rule(name: str) -> Candidate:
         raise ConformError(str(error)) from error
     if not isinstance(rule, Rule):
         raise ConformError(f"'{name}' is a {type(rule).__name__}, not a thalweg.Rule.")
-
-    def make(params: Any, **options: Any) -> object:
-        """Return an optimizer of the rule."""
-        return RuleOptimizer(params, rule, **options)
-
+    make = partial(RuleOptimizer, rule=rule)
     return Candidate(_with_signature(make, as_options(defaults_of(rule))), rule.name)
 
 
 def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., object]:
     """Return a constructor of a torch-style optimizer around one that applies gradient pairs."""
 
+    from thalweg._cli.registry import applied
+
     def make_optimizer(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
-        """Return a torch-style optimizer around the one that `make` returns."""
-        return PairsOptimizer(make(lr, **options), list(params))
+        """Return an object with the method `step`, around the optimizer that `make` returns."""
+        apply, all_params = applied(make(lr, **options)), list(params)
+        return SimpleNamespace(step=lambda: apply([(param.grad, param) for param in all_params]))
 
     torch_defaults = {_NAMES.get(key, key): default for key, default in defaults.items()}
     return _with_signature(make_optimizer, torch_defaults)
-
-
-class PairsOptimizer:
-    """Torch-style optimizer around an optimizer of Keras or TensorFlow 1.
-
-    Args:
-        optimizer: An optimizer of Keras' or of TensorFlow 1's kind.
-    """
-
-    def __init__(self, optimizer: object, params: list[Tensor]) -> None:
-        from thalweg._cli.registry import applied
-
-        self._apply, self._params = applied(optimizer), params
-
-    def step(self) -> None:
-        """Apply the gradients of the parameters."""
-        self._apply([(param.grad, param) for param in self._params])
 
 
 def _with_signature(make: Any, defaults: Mapping[str, Any]) -> Callable[..., object]:

@@ -10,7 +10,7 @@ recorder = diagnostics.attach(optimizer, every=10, sinks=[JsonLines("run.jsonl")
 from __future__ import annotations
 
 from thalweg.diagnostics.attach import attach, detach, to
-from thalweg.diagnostics.config import Diagnostics
+from thalweg.diagnostics.recorder import Diagnostics
 from thalweg.diagnostics.sinks import JsonLines, TensorBoard
 from thalweg.diagnostics.spikes import SpikeAction, Spikes, Warned
 from thalweg.diagnostics.table import COLUMNS, NewTables, ParameterRow, Table

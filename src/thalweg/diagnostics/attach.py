@@ -18,9 +18,9 @@ from thalweg._core.commit import TAKEN
 from thalweg._core.grads_and_vars import distinct
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.state import positioned
 from thalweg._engines.protocol import StepRequest
-from thalweg.diagnostics.config import Diagnostics, SinkLike
-from thalweg.diagnostics.recorder import TableRecorder, make_distinct
+from thalweg.diagnostics.recorder import Diagnostics, SinkLike, TableRecorder
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
@@ -186,7 +186,7 @@ class Attached(TableRecorder):
 
     def next_step(self) -> int:
         """Return the number of the next step."""
-        count = self._optimizer._steps_taken()
+        count = self.optimizer._steps_taken()
         if count is not None:
             self._count = count
         return self._count + 1
@@ -203,7 +203,7 @@ class Attached(TableRecorder):
     def _rows(self, watch: _Watch) -> tuple[Parameters, Mapping[int, int]]:
         """Return the parameters of the table, and {id(parameter): row}."""
         variables = distinct(watch.params)
-        names = make_distinct(titles_of(variables))
+        names = positioned(titles_of(variables), " (index {})")
         self._sizes |= {name: var.numel() for name, var in zip(names, variables, strict=True)}
         row_of = {name: row for row, name in enumerate(self._sizes)}
         rows = {id(var): row_of[name] for name, var in zip(names, variables, strict=True)}
@@ -211,12 +211,12 @@ class Attached(TableRecorder):
 
     def refuse_graph(self) -> NoReturn:
         """Raise NotImplementedError for a graph in which steps cannot be measured."""
-        raise _graph_error(self._optimizer)
+        raise _graph_error(self.optimizer)
 
     def refuse_ranks(self) -> NoReturn:
         """Raise NotImplementedError for a step with variables that are distributed over ranks."""
         raise NotImplementedError(
-            f"diagnostics of {_title(self._optimizer)} are not defined where ranks have parts of"
+            f"diagnostics of {_title(self.optimizer)} are not defined where ranks have parts of"
             " its variables or slots, as of DTensors or by shard_slots=True: detach(optimizer)."
         )
 

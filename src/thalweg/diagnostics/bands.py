@@ -42,7 +42,7 @@ class Departure(NamedTuple):
         measurement: The measured number.
         baseline: The usual number; NaN if there is none.
         excess: The distance from the baseline, in deviations.
-        kind: One of `spikes.KINDS`.
+        kind: "spike" or "silent".
     """
 
     step: int

@@ -7,15 +7,17 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from weakref import ref
 
+from torch import Tensor
+
+from thalweg._base.execution_context import is_symbolic
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.gradient_transforms import Decision
 from thalweg._core.state import mismatch
+from thalweg.diagnostics.attach import find_optimizer
 from thalweg.diagnostics.bands import LOSS_FRACTION, UPDATE_ROWS, NumberBand
-from thalweg.diagnostics.config import as_loss
-from thalweg.diagnostics.warned import Warned
+from thalweg.diagnostics.recorder import OptimizerReference, as_loss
 from thalweg.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -30,6 +32,38 @@ if TYPE_CHECKING:
 # Share of the median that a gradient norm exceeds it by at least outside of its band.
 NORM_FRACTION = 3.0
 ACTIONS = ("skip", "rollback")
+
+
+class Warned(NamedTuple):
+    """Warning of an unusual event.
+
+    Attributes:
+        name: The name of the parameter; "" for the loss, the norm of all gradients and a batch.
+        step: The first step of the event.
+        what: The description of the event.
+        number: The measured number; for a batch, the number of the layer farthest from its band.
+        usual: The usual number; NaN if there is none.
+        kind: "spike", "silent", "loss", "batch" or "norm".
+        layers: The parameters that left their band, if the kind is "batch".
+    """
+
+    name: str
+    step: int
+    what: str
+    number: float
+    usual: float
+    kind: str
+    layers: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Name of the parameter, or "loss", "norm" or "batch"."""
+        return self.name or self.kind
+
+    def __str__(self) -> str:
+        number = "" if math.isnan(self.number) else f" {self.number:.3g}"
+        usual_text = "" if math.isnan(self.usual) else f", usually {self.usual:.3g}"
+        return f"step {self.step:,}: {self.title}: {self.what}{number}{usual_text}"
 
 
 class SpikeAction(NamedTuple):
@@ -53,27 +87,14 @@ class SpikeAction(NamedTuple):
         return f"{self.warning}; went back before step {first_step:,}: skip batches {batches}"
 
 
-class StepSource:
+class StepSource(OptimizerReference):
     """Access of a `SpikeJudge` to its optimizer.
 
     Args:
         optimizer: The optimizer, held by a weak reference.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self._ref: Any = ref(optimizer)
-
-    @property
-    def optimizer(self) -> Any:
-        """Optimizer; raises FailedPreconditionError if it has been freed."""
-        optimizer = self._ref()
-        if optimizer is None:
-            raise FailedPreconditionError("The optimizer of these Spikes is gone.")
-        return optimizer
-
-    def is_gone(self) -> bool:
-        """Return True if the optimizer has been freed."""
-        return self._ref() is None
+    OWNER = "Spikes"
 
     def copy_state(self) -> Callable[[], list[Call]]:
         """Copy parameters and state. Return a function that returns calls to restore the copy.
@@ -279,6 +300,48 @@ class SpikeJudge:
         if calls:
             warn(f"Spikes: {event}.", NumericsWarning)
         return [*calls, partial(self.actions.append, event), *self.source.skip_calls(str(event))]
+
+
+def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
+    """Let `judge` decide which steps of an optimizer are taken; see `Spikes.attach`."""
+    innermost = find_optimizer(optimizer)
+    class_name = type(innermost).__name__
+    if judge.keep and not hasattr(innermost, "weights"):
+        raise NotImplementedError(
+            f"Steps of {class_name} cannot be taken back, since its variables may have copies and"
+            " counters elsewhere: use Spikes('skip')."
+        )
+    with innermost._locked():
+        if innermost._spikes is not None:
+            raise FailedPreconditionError(
+                f"Steps of {class_name} are judged by other Spikes already."
+            )
+        judge.attach_to(_SlotSource(innermost))
+        innermost._judge_by(judge)
+
+
+class _SlotSource(StepSource):
+    """Access of `Spikes` to an optimizer of Keras or TensorFlow 1."""
+
+    def copy_state(self) -> Callable[[], list[Call]]:
+        """Copy variables and state. Return a function that returns calls to restore the copy.
+
+        Raises:
+            NotImplementedError: A variable belongs to a graph.
+        """
+        optimizer = self.optimizer
+        tensors: list[Tensor] = [*optimizer._slots.owners(), *optimizer.weights]
+        if any(map(is_symbolic, tensors)):
+            raise NotImplementedError(
+                f"Steps of {show_value(optimizer)} in a session cannot be taken back: use"
+                " Spikes('skip')."
+            )
+        copies = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
+        return lambda: [partial(memory.copy_, copied_tensor) for memory, copied_tensor in copies]
+
+    def skip_calls(self, reason: str) -> list[Call]:
+        """Return []: skipped steps are not recorded."""
+        return []
 
 
 def _new_history(

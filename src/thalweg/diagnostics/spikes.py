@@ -16,7 +16,6 @@ import numpy as np
 
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import run
-from thalweg.diagnostics.attached_spikes import attach_judge
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
@@ -30,9 +29,15 @@ from thalweg.diagnostics.bands import (
     RunningMedian,
 )
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
-from thalweg.diagnostics.spike_judge import ACTIONS, Action, SpikeAction, SpikeJudge
+from thalweg.diagnostics.spike_judge import (
+    ACTIONS,
+    Action,
+    SpikeAction,
+    SpikeJudge,
+    Warned,
+    attach_judge,
+)
 from thalweg.diagnostics.table import Table
-from thalweg.diagnostics.warned import Warned
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,

@@ -45,20 +45,10 @@ class _VariableSet(NamedTuple):
     clip: Fetch
 
 
-class MeasuredVariables(NamedTuple):
-    """Measurements of some variables of one rule, after the variables were written.
-
-    Attributes:
-        params: The parameters.
-        numbers: `numbers()` returns reductions of shape (parameters, `MEASURED`) in float64.
-        flags: Flags of the reductions that were measured.
-        clip: `clip()` returns the factor with which clipping multiplied the gradients.
-    """
-
-    params: list[Tensor]
-    numbers: Fetch
-    flags: Flags
-    clip: Fetch
+# Measurements of some variables after the writes: the parameters; a function that returns float64
+# reductions of shape (parameters, `MEASURED`); flags of the measured reductions; and `clip` of
+# `_VariableSet`.
+Measurements = tuple[list[Tensor], Fetch, Flags, Fetch]
 
 
 class StepWatch:
@@ -78,11 +68,7 @@ class StepWatch:
     @property
     def is_there(self) -> bool:
         """True if a parameter is on a device other than the CPU."""
-        return any(
-            not param.is_cpu
-            for variable_set in self._variable_sets
-            for param in variable_set.params
-        )
+        return not all(param.is_cpu for param in self.params)
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
         """Return the parameters that the table lists for the variables of a request."""
@@ -142,7 +128,7 @@ class StepWatch:
             )
         return rounds
 
-    def finish(self) -> list[MeasuredVariables]:
+    def finish(self) -> list[Measurements]:
         """Return the measurements; call this method after the writes of the step.
 
         With DTensors, measurements are reduced over ranks: all ranks must call this method.
@@ -152,7 +138,7 @@ class StepWatch:
         else:
             reductions = [variable_set.finish() for variable_set in self._variable_sets]
         return [
-            MeasuredVariables(variable_set.params, _fetch(numbers), flags, variable_set.clip)
+            (variable_set.params, _fetch(numbers), flags, variable_set.clip)
             for variable_set, (numbers, flags) in zip(self._variable_sets, reductions, strict=True)
         ]
 
@@ -224,7 +210,7 @@ def fetched(tensor: Tensor) -> Callable[[], Any]:
 
 
 def table_of(
-    measurements: Sequence[MeasuredVariables],
+    measurements: Sequence[Measurements],
     rows: Mapping[int, int],
     parameters: Parameters,
     step: int,
@@ -245,11 +231,11 @@ def table_of(
     reductions = np.full((count, len(MEASURED)), np.nan)
     flags = np.zeros((count, len(MEASURED)), bool)
     clip, sizes = np.full(count, np.nan), np.array(parameters.sizes, np.float64)
-    for variable_set in measurements:
-        indices = [rows[id(param)] for param in variable_set.params]
-        reductions[indices], flags[indices] = variable_set.numbers(), variable_set.flags
-        clip[indices] = variable_set.clip()
+    for params, fetch_numbers, set_flags, fetch_clip in measurements:
+        indices = [rows[id(param)] for param in params]
+        reductions[indices], flags[indices] = fetch_numbers(), set_flags
+        clip[indices] = fetch_clip()
         # A complex element has two numbers.
-        sizes[indices] *= [1 + param.is_complex() for param in variable_set.params]
+        sizes[indices] *= [1 + param.is_complex() for param in params]
     columns = columns_of(reductions, sizes, clip)
     return Table(parameters, step, columns, flags_of(flags))

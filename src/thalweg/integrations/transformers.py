@@ -12,6 +12,7 @@ import transformers
 from transformers import TrainerCallback
 from transformers.training_args import OptimizerNames
 
+from thalweg._base.literals import split_at_commas
 from thalweg._base.showing import show_value
 from thalweg.diagnostics import COLUMNS, NewTables
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -19,7 +20,6 @@ from thalweg.optim.class_lookup import class_named
 from thalweg.optim.rule_names import KINDS
 
 PREFIX = "thalweg_"
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _CODECS: dict[str, dict[str, str]] = {"": {}, "_8bit": {"state_storage": "8bit"}}
 # Class and further options, by the name of an optimizer.
 _SETTINGS = {
@@ -144,37 +144,29 @@ def _read_options(text: str | None) -> dict[str, Any]:
         InvalidArgumentError: An entry has no "=", or brackets do not match.
     """
     options: dict[str, Any] = {}
-    for entry in _split_entries((text or "").replace(" ", "")):
+    text = (text or "").replace(" ", "")
+    _check_brackets(text)
+    for entry in split_at_commas(text):
         key, separator, setting = entry.partition("=")
         if separator:
             options[key] = _read(setting)
-        elif entry:
+        else:
             raise InvalidArgumentError(
                 f"optim_args has {show_value(entry)}; an entry is key=value, after a comma."
             )
     return options
 
 
-def _split_entries(text: str) -> list[str]:
-    """Split a text at the commas outside of brackets and quotes; raise if brackets do not match."""
-    entries, closing = [""], ""
-    for part in re.findall(r"'[^']*'|\"[^\"]*\"|.", text, re.DOTALL):
-        if part == "," and not closing:
-            entries.append("")
-            continue
-        entries[-1] += part
-        if part in _BRACKETS:
-            closing += _BRACKETS[part]
-        elif part in _BRACKETS.values():
-            if not closing.endswith(part):
-                closing = part
-                break
-            closing = closing[:-1]
-    if closing:
+def _check_brackets(text: str) -> None:
+    """Raise InvalidArgumentError if the brackets outside of quotes do not match."""
+    rest = re.sub(r"'[^']*'|\"[^\"]*\"|[^][(){}]", "", text)
+    # The innermost pairs are removed again and again.
+    while rest != (outer := re.sub(r"\(\)|\[\]|\{\}", "", rest)):
+        rest = outer
+    if rest:
         raise InvalidArgumentError(
             f"optim_args has brackets that do not match: {show_value(text)}."
         )
-    return entries
 
 
 def _read(text: str) -> Any:

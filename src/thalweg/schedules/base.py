@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from thalweg._base.scalars import (
 )
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
+from thalweg._core.nest import leaves_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import as_dtype
 
@@ -126,7 +127,7 @@ class FormulaSchedule(LearningRateSchedule):
         the graph.
         """
         fields = self._own()
-        graph = graph_of(*_leaves([step, fields]))
+        graph = graph_of(*leaves_of([step, fields]))
         if graph is not None:
             return self._recorded(graph, step, fields)
         with np.errstate(all="ignore"):
@@ -161,7 +162,8 @@ class FormulaSchedule(LearningRateSchedule):
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:
             if any(
-                isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([count, values])
+                isinstance(leaf, torch.Tensor) and leaf.is_meta
+                for leaf in leaves_of([count, values])
             ):
                 return torch.empty((), dtype=dtype, device="meta")  # asked for its shape
             return self.having(values)(count)
@@ -174,15 +176,6 @@ def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     """Return the numbers as NumPy scalars of the type in which TensorFlow computes with `rate`."""
     dtype = scalar_type(rate)
     return [as_scalar(operand, dtype) for operand in (rate, *numbers)]
-
-
-def _leaves(nest: Any) -> Iterator[object]:
-    """Return the leaves of nested lists, tuples and dicts."""
-    if isinstance(nest, list | tuple | dict):
-        for item in nest.values() if isinstance(nest, dict) else nest:  # pyright: ignore
-            yield from _leaves(item)  # pyright: ignore[reportUnknownArgumentType]
-    else:
-        yield nest
 
 
 def kind_of(values: Iterable[object]) -> ScalarType:

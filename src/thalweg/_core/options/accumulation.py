@@ -373,7 +373,7 @@ class Accumulation(Option):
             raise InvalidArgumentError(
                 f"accumulate must be a whole number from 1 on, not {show_value(self.accumulate)}."
             )
-        self._check_bool("wide_sums")
+        super().__post_init__()
 
     @property
     def is_ours(self) -> bool:

@@ -54,6 +54,13 @@ class Option:
     has_resources: ClassVar[bool] = False
     counts: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        """Raise InvalidTypeError unless each field whose default is a bool is a bool."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise InvalidTypeError(f"{field.name} must be a bool, not {show_value(value)}.")
+
     @property
     def is_ours(self) -> bool:
         """True if torch's own step would ignore the option."""
@@ -67,13 +74,10 @@ class Option:
     @property
     def on(self) -> dict[str, Any]:
         """{keyword: value} of the fields that differ from their defaults."""
-        values_and_defaults = {
-            field.name: (getattr(self, field.name), field.default) for field in fields(self)
-        }
         return {
-            name: value
-            for name, (value, default) in values_and_defaults.items()
-            if value != default
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
         }
 
     def check_beside(self, options: Others) -> None:
@@ -122,8 +126,3 @@ class Option:
             raise InvalidArgumentError(
                 f"{name} must be None or {choice!r}, not {show_value(value)}."
             )
-
-    def _check_bool(self, name: str) -> None:
-        """Raise InvalidTypeError unless the field is a bool."""
-        if not isinstance(getattr(self, name), bool):
-            raise InvalidTypeError(f"{name} must be a bool, not {show_value(getattr(self, name))}.")

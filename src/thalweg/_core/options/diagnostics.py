@@ -35,16 +35,11 @@ class Diagnosed(Option):
     @property
     def every(self) -> int | None:
         """Number of steps between two tables; None if diagnostics are off."""
-        diagnostics = self.diagnostics
-        interval = (
-            diagnostics
-            if diagnostics is None or type(diagnostics) is int
-            else getattr(diagnostics, "every", None)
-        )
-        if diagnostics is not None and type(interval) is not int:
+        interval = getattr(self.diagnostics, "every", self.diagnostics)
+        if self.diagnostics is not None and type(interval) is not int:
             raise InvalidTypeError(
                 "diagnostics must be an integer from 1 on, or a Diagnostics of"
-                f" thalweg.optim.diagnostics, not {show_value(diagnostics)}."
+                f" thalweg.optim.diagnostics, not {show_value(self.diagnostics)}."
             )
         return interval
 

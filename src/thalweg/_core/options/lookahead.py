@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -30,15 +29,6 @@ def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
     """Return the new variable and slow weight of an element; a share of 0 changes neither."""
     new_slow = slow + slow_share * (var - slow)
     return where(slow_share != 0, new_slow, var), where(slow_share != 0, new_slow, slow)
-
-
-# Rules are compared by identity, so equal settings must give the same rule to share plans.
-@cache
-def with_slow_weights(rule: Rule) -> Rule:
-    """Return the rule followed by Lookahead, with the slow weights as last slot."""
-    with importing:
-        from thalweg._core.options.post_update import follow_rule
-    return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
 
 @exported_from("thalweg.optim.options")
@@ -77,7 +67,10 @@ class Lookahead(Option):
             raise InvalidArgumentError(f"lookahead_alpha={alpha} needs lookahead: set it, too.")
 
     def rule(self, rule: Rule) -> Rule:
-        return with_slow_weights(rule)
+        """Return the rule followed by Lookahead, with the slow weights as last slot."""
+        with importing:
+            from thalweg._core.options.post_update import follow_rule
+        return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
     def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
         return {SHARE: self._choose_alpha(step)}

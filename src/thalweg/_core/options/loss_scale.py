@@ -20,9 +20,6 @@ class Unscaling(Option):
 
     fused_unscale: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_bool("fused_unscale")
-
     @property
     def is_ours(self) -> bool:
         return False

@@ -31,9 +31,6 @@ class Masters(Option):
     changes_state = True
     masters: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_bool("masters")
-
     def keeps(self, param: Tensor) -> bool:
         return param.dtype in REDUCED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
@@ -27,6 +28,8 @@ class _Identity(Composed):
         return FormulaGraph(names, (), tuple(stream_nodes(self._count)))
 
 
+# Rules are compared by identity, so equal settings must give the same rule to share plans.
+@cache
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     """Return a rule that runs `formula` after the update of `rule`, in one pass over memory.
 

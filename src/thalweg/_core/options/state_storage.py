@@ -97,11 +97,7 @@ class StateCodec(Option):
         if isinstance(state_storage, str):
             codec_names, valid_names = [state_storage], [NATURAL, *OF_SLOTS]
         else:
-            pairs = tuple(
-                cast("Mapping[str, str]", state_storage).items()
-                if _is_dict(state_storage)
-                else state_storage
-            )
+            pairs = _list_pairs(state_storage)
             codec_names, valid_names = [codec for _, codec in pairs], [PLAIN, *OF_SLOTS]
             object.__setattr__(self, "state_storage", pairs)
         for codec_name in codec_names:
@@ -128,21 +124,22 @@ class StateCodec(Option):
                 )
 
 
-def _is_dict(state_storage: object) -> bool:
-    """Return True for a dict of strings, False for a sequence of pairs of strings.
+def _list_pairs(state_storage: Any) -> tuple[tuple[str, str], ...]:
+    """Return the items of a dict, or a sequence of pairs, as a tuple.
 
     Raises:
-        InvalidTypeError: `state_storage` is neither of these.
+        InvalidTypeError: An element of a pair is not a string, or there are no pairs.
     """
-    is_dict = isinstance(state_storage, Mapping)
-    pairs = [*cast("Mapping[Any, Any]", state_storage).items()] if is_dict else state_storage
     try:
-        texts = [text for pair in cast("Any", pairs) for text in pair]
+        is_dict = isinstance(state_storage, Mapping)
+        entries = cast("Mapping[str, str]", state_storage).items() if is_dict else state_storage
+        pairs = tuple(cast("Any", entries))
+        texts = [text for pair in pairs for text in pair]
     except TypeError:
-        texts = [None]
+        pairs, texts = (), [None]
     if not all(isinstance(codec_or_name, str) for codec_or_name in texts):
         raise InvalidTypeError(
             "state_storage must be None, a text, or a dict of slots' names with a text for each,"
             f" not {show_value(state_storage)}."
         )
-    return is_dict
+    return pairs

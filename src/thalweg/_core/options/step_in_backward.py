@@ -26,9 +26,6 @@ class InBackward(Option):
     has_resources = True
     in_backward: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_bool("in_backward")
-
     def check_beside(self, options: Others) -> None:
         """Raise InvalidArgumentError if another option needs all gradients of a step at once."""
         needing = {

@@ -72,14 +72,10 @@ class StateStorage(NamedTuple):
         """
         if not self.is_away(param):
             return {}
-        tensors = {
-            name: tensor for name, tensor in param_state.items() if isinstance(tensor, Tensor)
-        }
-        devices = {name: self.home_of(name, param) for name in tensors}
         return {
-            key: tensor.to(devices[key])
-            for key, tensor in tensors.items()
-            if tensor.device != devices[key]
+            name: tensor.to(self.home_of(name, param))
+            for name, tensor in param_state.items()
+            if isinstance(tensor, Tensor) and tensor.device != self.home_of(name, param)
         }
 
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:

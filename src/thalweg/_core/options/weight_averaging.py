@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import cache
 from typing import cast
 
 import torch
@@ -18,14 +17,6 @@ from thalweg._core.options.base import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.rules.average import EMA, WEIGHT, average
-
-
-@cache
-def add_average(rule: Rule) -> Rule:
-    """Return the rule followed by a moving average of its variable, as last slot."""
-    with importing:
-        from thalweg._core.options.post_update import follow_rule
-    return follow_rule(rule, f"{rule.name} with an average", average, EMA)
 
 
 @exported_from("thalweg.optim.options")
@@ -52,7 +43,10 @@ class Average(Option):
             object.__setattr__(self, "ema_decay", decay)
 
     def rule(self, rule: Rule) -> Rule:
-        return add_average(rule)
+        """Return the rule followed by a moving average of its variable, as last slot."""
+        with importing:
+            from thalweg._core.options.post_update import follow_rule
+        return follow_rule(rule, f"{rule.name} with an average", average, EMA)
 
     def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
         return {WEIGHT: self._choose_weight(EMA in lacked, step)}

@@ -14,28 +14,22 @@ from thalweg._core.options.base import Option, Others
 from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 
-_LENGTH_CONFLICT = "both say how long a step is"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Option):
-    """Option of one keyword that changes the step of a rule and makes sparse gradients dense."""
+    """Option of one keyword that changes the step of a rule and makes sparse gradients dense.
 
-    without: ClassVar[tuple[str, ...]] = ()
-    conflicts: ClassVar[dict[str, str]] = {}
+    Attributes:
+        sphere_conflict: The reason why the option excludes `Sphere`; "" if it does not.
+    """
 
-    def __post_init__(self) -> None:
-        self._check_bool(self.keywords()[0].name)
+    sphere_conflict: ClassVar[str] = ""
 
     def check_beside(self, options: Others) -> None:
-        keyword = self.keywords()[0].name
-        for wrapper_class in (CautiousDecay, Cautious, TrustRatio, Sphere, RowFloor, RadialBrake):
-            (other_keyword,) = (field.name for field in wrapper_class.keywords())
-            if other_keyword in self.conflicts and options.of(wrapper_class).on:
-                raise InvalidArgumentError(
-                    f"{keyword} and {other_keyword} cannot be together:"
-                    f" {self.conflicts[other_keyword]}."
-                )
+        if self.sphere_conflict and options.of(Sphere).on:
+            raise InvalidArgumentError(
+                f"{self.keywords()[0].name} and sphere cannot be together: {self.sphere_conflict}."
+            )
 
     def rule(self, rule: Rule) -> Rule:
         """Return the rule with its step wrapped.
@@ -88,7 +82,7 @@ class CautiousDecay(Wrapper):
             https://arxiv.org/abs/2510.12402
     """
 
-    conflicts = {"sphere": "a sphere has no decay"}
+    sphere_conflict = "a sphere has no decay"
     cautious_decay: bool = False
 
 
@@ -117,7 +111,7 @@ class TrustRatio(Wrapper):
             https://arxiv.org/abs/1904.00962
     """
 
-    conflicts = {"sphere": _LENGTH_CONFLICT}
+    sphere_conflict = "both say how long a step is"
     trust_ratio: bool = False
 
 
@@ -193,5 +187,5 @@ class RadialBrake(_Share):
     """
 
     default, maximum = 0.5, 1.0
-    conflicts = {"sphere": "on a sphere no norm grows"}
+    sphere_conflict = "on a sphere no norm grows"
     radial_brake: bool | float | None = None

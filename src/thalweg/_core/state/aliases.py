@@ -23,11 +23,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
     A value is lost if a later write to overlapping memory changes it. Nothing is written.
     """
-    return [
-        message
-        for group in _group_writes(pairs)
-        for message in _describe_lost_values(_drop_repeated(group))
-    ]
+    return [message for group in _group_writes(pairs) for message in _describe_lost_values(group)]
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
@@ -50,31 +46,17 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
         yield [writes[position] for position in sorted(group)]
 
 
-def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes; of equal writes to one view, return only the first."""
-    distinct: list[_Write] = []
-    for tensor, entry, value in group:
-        if not any(
-            _are_same_view(tensor, other_tensor) and alike(value, other_value)
-            for other_tensor, _, other_value in distinct
-        ):
-            distinct.append((tensor, entry, value))
-    return distinct
-
-
 def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
     """Return a message for each write of `group` whose value a later write overwrites.
 
     The entries are not changed: the writes are tried in new memory.
     """
-    if len(group) < 2:
-        return []
     # Comparing addresses is not enough: strided views of one span need not share an element.
     start = min(byte_span(tensor)[0] for tensor, _, _ in group) // _ALIGNED * _ALIGNED
     size = max(byte_span(tensor)[1] for tensor, _, _ in group) - start
     memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device="cpu")
     views = [_view(memory, tensor, byte_span(tensor)[0] - start) for tensor, _, _ in group]
-    values = [kept(value, tensor.dtype) for tensor, _, value in group]
+    values = [kept(value, tensor.dtype, memory.device) for tensor, _, value in group]
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
     return [
@@ -101,16 +83,6 @@ def _find_later_name(group: Sequence[_Write], index: int) -> str:
         if first < end and start < last_byte_end:
             return entry.name
     return group[-1][1].name
-
-
-def _are_same_view(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if both tensors have an equal address, dtype and layout."""
-
-    def key(tensor: Tensor) -> Any:
-        bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-        return tensor.data_ptr(), tensor.shape, tensor.stride(), bits
-
-    return key(tensor1) == key(tensor2)
 
 
 def alike(tensor1: Tensor, tensor2: Tensor) -> bool:

@@ -163,39 +163,32 @@ def restore(*loadings: Loading) -> None:
             loading.check_memory()
         # All conversions come before the first write, because each of them can fail.
         calls = [call for loading in loadings for call in loading.calls()]
-        _check_aliases(loadings)
+        pairs = [pair for loading in loadings for pair in loading.pairs]
+        messages = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
+        if messages:
+            raise mismatch(messages, loadings[0].what)
         atomic_section.run(calls)
 
 
-def _check_aliases(loadings: Sequence[Loading]) -> None:
-    """Raise CheckpointMismatchError if entries in the same memory get different values."""
-    pairs = [pair for loading in loadings for pair in loading.pairs]
-    messages = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
-    if messages:
-        raise mismatch(messages, loadings[0].what)
-
-
-def fitting(
-    entries: Sequence[Item], state: Mapping[str, object], label: str, calls: Iterable[Call] = ()
-) -> Loading:
+def fitting(entries: Sequence[Item], state: Mapping[str, object], label: str) -> Loading:
     """Return the `Loading` of a state, which must have exactly the names of `entries`.
 
     Args:
         entries: Entries of the optimizer.
         state: Values by name.
         label: A description of the state, for messages.
-        calls: Functions in C that `restore` calls after the writes.
 
     Raises:
         CheckpointMismatchError: The state has differences; the message lists up to ten.
     """
-    return _fitting([(entries, state, True)], label, calls)
+    return _fitting([(entries, state, True)], label)
 
 
-def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
+def _fitting(groups: Sequence[Given], label: str, calls: Sequence[Call] = ()) -> Loading:
     """Return one `Loading` of several states; raise CheckpointMismatchError for differences.
 
-    An element of `groups` is (entries, state, True if missing values are differences).
+    An element of `groups` is (entries, state, True if missing values are differences). `restore`
+    calls the functions in C `calls` after the writes.
     """
     messages = [message for group in groups for message in differences(*group)]
     if messages:
@@ -206,7 +199,7 @@ def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Load
         for entry in entries
         if entry.name in state
     ]
-    return Loading(pairs, list(calls), label)
+    return Loading(pairs, calls, label)
 
 
 class StateDict(Copied):

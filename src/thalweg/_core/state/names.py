@@ -33,8 +33,8 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
     return distinct([name_of(var).split(":")[0] for var in variables])
 
 
-def positioned(names: Sequence[str], mark: str) -> list[str]:
-    """Return unique names: a repeated name becomes name + `mark` + index in `names`.
+def positioned(names: Sequence[str], suffix: str) -> list[str]:
+    """Return unique names: `suffix`, such as "#{}", with the index is added to a repeated name.
 
     If the new name is used already, `len(names)` is added to the index.
     """
@@ -42,16 +42,16 @@ def positioned(names: Sequence[str], mark: str) -> list[str]:
     positioned_names: list[str] = []
     used_names = {name for name, count in counts.items() if count == 1}
     for index, name in enumerate(names):
-        while counts[name] > 1 and f"{name}{mark}{index}" in used_names:
+        while counts[name] > 1 and name + suffix.format(index) in used_names:
             index += len(names)
-        positioned_names.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
+        positioned_names.append(name + suffix.format(index) if counts[name] > 1 else name)
         used_names.add(positioned_names[-1])
     return positioned_names
 
 
 def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
     """Return the prefixes of `thalweg.v1` and `thalweg.openseq2seq` in version 0.1."""
-    return positioned([name_of(var).split(":")[0] for var in variables], "#")
+    return positioned([name_of(var).split(":")[0] for var in variables], "#{}")
 
 
 def as_now(

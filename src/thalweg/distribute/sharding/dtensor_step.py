@@ -145,7 +145,7 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 
 
 class LocalStep:
-    """Step over DTensors and other variables; see `thalweg._core.sharded_step`.
+    """Step over DTensors and other variables; see `thalweg._core.step_adapter.Sharing`.
 
     Args:
         shards: The local parts.

@@ -22,7 +22,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """Step in which this rank updates its parts; see `thalweg._core.sharded_step`.
+    """Step in which this rank updates its parts; see `thalweg._core.step_adapter.Sharing`.
 
     Args:
         shards: The assignment of elements to ranks, also an attribute.

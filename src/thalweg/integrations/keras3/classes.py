@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, cast
 import keras
 
 from thalweg.integrations.keras3.optimizer import FusedOptimizer
-from thalweg.integrations.keras3.registry import plain
-from thalweg.integrations.keras3.schedules import for_thalweg
+from thalweg.integrations.keras3.schedules import for_thalweg, plain
 from thalweg.keras import optimizers
 
 P = ParamSpec("P")
@@ -49,15 +48,28 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
         return cast(Self, super(FusedOptimizer, cls).from_config(dict(config), custom_objects))
 
 
+def _documentation(wrapped: object) -> str:
+    """Return the docstring of the class `wrapped` without its example."""
+    text = re.sub(r"Example:\n(?:(?: .*)?\n)*", "", inspect.getdoc(wrapped) or "")
+    return f"{text}\n\n`**kwargs` also takes the options of `FusedOptimizer`."
+
+
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
     """Return a Keras class that wraps an optimizer of the class `wrapped`.
 
-    The constructor has the arguments of `wrapped` and Keras' options.
+    The constructor has the arguments of `wrapped` and Keras' options. A subclass in this module
+    gets the documentation of `wrapped`, and is registered with Keras.
     """
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 
     class Over(NamedOptimizer[P]):
+        def __init_subclass__(cls, **kwargs: object) -> None:
+            super().__init_subclass__(**kwargs)
+            if cls.__module__ == __name__:
+                cls.__doc__ = _documentation(wrapped)
+                _registered(cls)
+
         @wraps(wrapped.__init__)
         def __init__(self, *args: object, **kwargs: object) -> None:
             bound = arguments.bind(*args, **{key: kwargs[key] for key in kwargs if key in names})
@@ -69,47 +81,25 @@ def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]
     return Over
 
 
-def _documentation(wrapped: type) -> str:
-    """Return the docstring of the class `wrapped` without its example."""
-    text = re.sub(r"Example:\n(?:(?: .*)?\n)*", "", inspect.getdoc(wrapped) or "")
-    return f"{text}\n\n`**kwargs` also takes the options of `FusedOptimizer`."
+class SGD(_over(optimizers.SGD)): ...
 
 
-@_registered
-class SGD(_over(optimizers.SGD)):
-    __doc__ = _documentation(optimizers.SGD)
+class Adam(_over(optimizers.Adam)): ...
 
 
-@_registered
-class Adam(_over(optimizers.Adam)):
-    __doc__ = _documentation(optimizers.Adam)
+class Adamax(_over(optimizers.Adamax)): ...
 
 
-@_registered
-class Adamax(_over(optimizers.Adamax)):
-    __doc__ = _documentation(optimizers.Adamax)
+class Nadam(_over(optimizers.Nadam)): ...
 
 
-@_registered
-class Nadam(_over(optimizers.Nadam)):
-    __doc__ = _documentation(optimizers.Nadam)
+class Adagrad(_over(optimizers.Adagrad)): ...
 
 
-@_registered
-class Adagrad(_over(optimizers.Adagrad)):
-    __doc__ = _documentation(optimizers.Adagrad)
+class Adadelta(_over(optimizers.Adadelta)): ...
 
 
-@_registered
-class Adadelta(_over(optimizers.Adadelta)):
-    __doc__ = _documentation(optimizers.Adadelta)
+class RMSprop(_over(optimizers.RMSprop)): ...
 
 
-@_registered
-class RMSprop(_over(optimizers.RMSprop)):
-    __doc__ = _documentation(optimizers.RMSprop)
-
-
-@_registered
-class Ftrl(_over(optimizers.Ftrl)):
-    __doc__ = _documentation(optimizers.Ftrl)
+class Ftrl(_over(optimizers.Ftrl)): ...

@@ -123,17 +123,14 @@ class _OfKeras(keras.optimizers.Optimizer):
 def _lent(base: type[Optimizer]) -> Any:
     """Return a new subclass of `base`, `Lent` and Keras' optimizer class, registered with Keras."""
     # Attributes of Keras' class come from the lender, unless thalweg's class defines them.
-    properties = {name for name in dir(_OfKeras) if not name.startswith("__")}
-    properties = {name: _from_lender(name) for name in properties if not hasattr(Lent, name)}
-    properties = {name: attr for name, attr in properties.items() if not hasattr(base, name)}
+    properties = {
+        name: property(lambda self, name=name: self.__getattr__(name))
+        for name in dir(_OfKeras)
+        if not (name.startswith("__") or hasattr(Lent, name) or hasattr(base, name))
+    }
     texts = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     cls: Any = type(
         base.__name__, (Lent, base, _OfKeras), {**properties, **texts, "_base_class": base}
     )
     register = cast(Any, keras.saving.register_keras_serializable)
     return register("thalweg", f"{base.__module__}.{base.__qualname__}")(cls)
-
-
-def _from_lender(name: str) -> property:
-    """Return a property that reads an attribute of the lender."""
-    return property(lambda self: self.__getattr__(name))

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Self, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypedDict, Unpack, cast
 
 import keras
 import torch
@@ -17,16 +17,15 @@ from torch import Tensor
 from thalweg._base.context_managers import writable
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
+from thalweg._core import state
 from thalweg.distribute import get_strategy, shards_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.integrations.keras3.checkpoint import Keras3StateDict, check_saved
-from thalweg.integrations.keras3.options import ClippingOptions
-from thalweg.integrations.keras3.registry import deserialize, serialize
-from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
+from thalweg.integrations.keras3.schedules import deserialize, for_keras, for_thalweg, serialize
 from thalweg.integrations.keras3.shared_variables import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
 from thalweg.variable import named_variables, variable_constraint
 
+_KERAS_KEY = "keras"  # the part of a state that is not the wrapped optimizer's
 # Keras' own setter of the property that is overridden below.
 _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
 
@@ -42,8 +41,27 @@ class Keras3Options(TypedDict, total=False):
     gradient_accumulation_steps: int | None
 
 
+def _delegate(name: str, description: str) -> property:
+    """Return a property that reads and sets the attribute `name` of `self.wrapped`.
+
+    As long as `self.wrapped` is not set, reads return None and writes do nothing.
+    """
+
+    def read(self: Any) -> float | None:
+        wrapped = self.__dict__.get("wrapped")
+        return None if wrapped is None else getattr(wrapped, name)
+
+    def write(self: Any, value: float | None) -> None:
+        wrapped = self.__dict__.get("wrapped")
+        # Keras' constructor sets all three options to None before `wrapped` is set.
+        if wrapped is not None:
+            setattr(wrapped, name, value)
+
+    return property(read, write, doc=description)
+
+
 @keras.saving.register_keras_serializable(package="thalweg")
-class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimizer):
+class FusedOptimizer(keras.optimizers.Optimizer):
     """Optimizer of Keras 3 that wraps an optimizer of thalweg, for `model.compile`.
 
     Clipping and the update run fused, on the memory of the model's variables. Slots, `iterations`
@@ -67,6 +85,17 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         0 clips to 0. With `gradient_accumulation_steps`, schedules count updates, not batches.
         Loading a mismatched state raises an error instead of a warning.
     """
+
+    clipvalue = _delegate(
+        "clipvalue", "Elements of gradients are clipped to [-clipvalue, clipvalue]."
+    )
+    clipnorm = _delegate(
+        "clipnorm", "Largest norm of each gradient, to which larger ones are scaled; None if off."
+    )
+    global_clipnorm = _delegate(
+        "global_clipnorm",
+        "Largest common norm of all gradients, to which larger ones are scaled; None if off.",
+    )
 
     def __init__(self, wrapped: Optimizer, **options: Unpack[Keras3Options]) -> None:
         if not isinstance(wrapped, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -110,6 +139,10 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         super().build(variables)
         self._tensors = [var.value for var in variables]
         self._shared += slots
+
+    def _clip_gradients(self, grads: Sequence[object]) -> Sequence[object]:
+        """Return the gradients unchanged: the wrapped optimizer clips them."""
+        return grads
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         """Do nothing: `_backend_update_step` calls Keras' method after its checks."""
@@ -234,10 +267,50 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             CheckpointMismatchError: Variables differ in number or shape; nothing was loaded.
         """
         if self.built:
-            check_saved(self.variables, store)
+            _check_saved(self.variables, store)
         with self.wrapped._lock.to_load():
             super().load_own_variables(store)
             self.wrapped._lock.loaded()
+
+    @untraced
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the wrapped optimizer, with Keras' additional state under "keras".
+
+        The additional state is moving averages of variables and accumulated gradients, if those are
+        on.
+        """
+        with self.wrapped._lock:
+            return {**self.wrapped.state_dict(), _KERAS_KEY: state.snapshot(self._beside())}
+
+    @untraced
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Load a dict that `state_dict()` returned; change nothing on an error.
+
+        If the optimizer is not built, slots are loaded later, when `build` creates them.
+
+        Raises:
+            ValueError: The state belongs to another class of optimizer.
+            CheckpointMismatchError: Names, shapes or dtypes differ.
+            FailedPreconditionError: The state has Keras' variables, but the optimizer is not built.
+        """
+        fields = dict(state_dict)
+        extra = cast("dict[str, object]", fields.pop(_KERAS_KEY, {}))
+        if not isinstance(extra, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise state.mismatch([f"{_KERAS_KEY}: {state.shown(extra)} is no dictionary"])
+        if extra and not self.built:
+            raise FailedPreconditionError(
+                f"{self.name} is not built: call optimizer.build(model.trainable_variables) first."
+                " Nothing was loaded."
+            )
+        with self.wrapped._loading(fields) as loading:
+            state.restore(loading, state.fitting(self._beside(), extra, self.name))
+
+    def _beside(self) -> list[state.Entry]:
+        """Return the entries of state that Keras has and the wrapped optimizer has not."""
+        shared = {id(variable) for variable, _ in self._shared}
+        extra = [var for var in self.variables if id(var) not in shared]
+        names = state.distinct([var.path.removeprefix(f"{self.name}/") for var in extra])
+        return [state.Entry(name, var.value) for name, var in zip(names, extra, strict=True)]
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration: Keras' entries, and the wrapped optimizer as "wrapped"."""
@@ -256,6 +329,22 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         """
         config = dict(config)
         return cls(deserialize(config.pop("wrapped"), custom_objects), **config)
+
+
+def _check_saved(variables: Sequence[Any], store: Any) -> None:
+    """Raise CheckpointMismatchError if the variables in `store` differ in number or shape."""
+    if len(store.keys()) != len(variables):
+        counts = f"the state has {len(store.keys())} variables, the optimizer {len(variables)}"
+        raise state.mismatch([counts])
+    differences: list[str] = []
+    for index, variable in enumerate(variables):
+        saved_shape, shape = tuple(store[str(index)].shape), tuple(variable.shape)
+        if saved_shape != shape:
+            differences.append(
+                f"'{variable.path}' has shape {saved_shape} in the state but {shape} here"
+            )
+    if differences:
+        raise state.mismatch(differences)
 
 
 def from_thalweg(optimizer: Optimizer, **options: Unpack[Keras3Options]) -> FusedOptimizer:

@@ -5,20 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import torch
 from torch import Tensor
-
-from thalweg.keras.optimizers import Optimizer
-
-
-class Wrapping(Protocol):
-    """Interface of a Keras optimizer that wraps an optimizer of thalweg."""
-
-    wrapped: Optimizer
-    add_variable: Any  # declared by Keras to take the names of initializers alone
 
 
 def share(variable: Any, tensor: Tensor) -> None:
@@ -30,7 +21,7 @@ def share(variable: Any, tensor: Tensor) -> None:
 
 
 def slot_variables(
-    optimizer: Wrapping, variables: Sequence[Any], tensors: Sequence[Tensor]
+    optimizer: Any, variables: Sequence[Any], tensors: Sequence[Tensor]
 ) -> list[tuple[Any, Tensor]]:
     """Create Keras variables that share memory with the weights of the wrapped optimizer.
 
@@ -48,7 +39,8 @@ def slot_variables(
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
     pairs: list[tuple[Any, Tensor]] = []
     for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
-        owner, name = slots.get(id(weight), (None, _title(weight)))
+        title = weight.name.split(":")[0].split("/")[-1]
+        owner, name = slots.get(id(weight), (None, title))
         # The wrapped optimizer may train further variables, outside of Keras.
         if owner is not None and id(owner) not in vars_by_tensor:
             continue
@@ -68,8 +60,3 @@ def slot_variables(
 def _initializer(weight: Tensor) -> Callable[[Any, Any], Tensor]:
     """Return an initializer of Keras that returns `weight` itself for any shape and dtype."""
     return lambda shape, dtype: weight
-
-
-def _title(weight: Any) -> str:
-    """Return the name of a weight for a variable of Keras."""
-    return weight.name.split(":")[0].split("/")[-1]

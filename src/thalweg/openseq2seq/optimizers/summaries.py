@@ -208,7 +208,7 @@ class RunSummaries:
 
 def tags_of(variables: Sequence[Any]) -> list[str]:
     """Return distinct tags of variables: names with "_" for ":", such as "w_0"."""
-    return positioned([name_of(var).replace(":", "_") for var in variables], "_")
+    return positioned([name_of(var).replace(":", "_") for var in variables], "_{}")
 
 
 def check_writer(writer: object) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg._core.param_groups import group_indices_of, names_in, params_of, states_of
-from thalweg.diagnostics.config import Diagnostics
-from thalweg.diagnostics.recorder import TableRecorder, make_distinct
+from thalweg._core.state import positioned
+from thalweg.diagnostics.recorder import Diagnostics, TableRecorder
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
@@ -67,14 +67,14 @@ class Diagnosing(TableRecorder):
         """Restart the step count at the count of a loaded state, if the host has that count."""
         # A loaded state may bring other names of parameters.
         self._param_ids = []
-        if step_count := _steps_in(self._optimizer):
-            self._start = step_count - self._optimizer.step_cache.total - self._device_steps
+        if step_count := _steps_in(self.optimizer):
+            self._start = step_count - self.optimizer.step_cache.total - self._device_steps
 
     def next_step(self) -> int:
         """Return the number of the next step, counted from the step count of the state."""
-        cache = self._optimizer.step_cache
+        cache = self.optimizer.step_cache
         if cache.total + self._device_steps == 0:
-            self._start = _steps_in(self._optimizer)
+            self._start = _steps_in(self.optimizer)
         return self._start + cache.total + self._device_steps + 1
 
     def known_parameters(self) -> Parameters:
@@ -83,7 +83,7 @@ class Diagnosing(TableRecorder):
 
     def _parameters(self) -> Parameters:
         """Return names, sizes and groups of all parameters, and store them in this recorder."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         params = params_of(groups)
         param_ids = [id(param) for param in params]
         # Names are computed only for new parameters.
@@ -92,7 +92,7 @@ class Diagnosing(TableRecorder):
                 f"parameter {index}" if name is None else name
                 for index, name in enumerate(names_in(groups, params))
             ]
-            self._param_ids, self._names = param_ids, make_distinct(labels)
+            self._param_ids, self._names = param_ids, positioned(labels, " (index {})")
         sizes, group_indices = [param.numel() for param in params], group_indices_of(groups)
         self._table_parameters = Parameters(self.config.every, self._names, sizes, group_indices)
         return self._table_parameters
@@ -130,7 +130,7 @@ class Diagnosing(TableRecorder):
 
     def _rows(self, watch: StepWatch) -> tuple[Parameters, Mapping[int, int]]:
         """Return the parameters of the table, and {id(param): row}."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         rows = {id(p): row for row, p in enumerate(p for group in groups for p in group["params"])}
         return self._parameters(), rows
 
