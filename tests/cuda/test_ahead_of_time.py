@@ -19,11 +19,10 @@ from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg._engines.cuda.codegen_blocks import generate_blocks
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
-from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
+from thalweg._engines.cuda.codegen_partial_reductions import Layout, MeasureBuilder
 from thalweg._engines.cuda.codegen_row_column import generate_lines
 from thalweg._engines.cuda.codegen_small_matrices import generate_short
 from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
-from thalweg._engines.cuda.reduction_layouts import Layout
 from thalweg._engines.cuda.sparse import threads_for
 from thalweg._engines.formula_source import FUNCTION_PREFIX
 from thalweg._engines.split_weight_rule import split_rule

@@ -15,8 +15,7 @@ from fake_cuda_graph import captured
 from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
 from rulebook import assert_same
 from thalweg import optim, rules
-from thalweg._engines.cuda.device_scalars import Rows
-from thalweg._engines.cuda.host_device_mirror import Mirror
+from thalweg._engines.cuda.host_device_mirror import Mirror, Rows
 from thalweg.optim import native_support, tensorflow
 from thalweg.optim.step_options import FOUND_INF
 

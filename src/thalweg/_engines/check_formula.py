@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg._engines.formula_arguments import check_given
-from thalweg._engines.formula_parser import trace_formula
-from thalweg._engines.formula_source import count_of, place_of
+from thalweg._engines.formula_parser import raise_unless_counts, trace_formula
+from thalweg._engines.formula_source import place_of
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -21,14 +21,9 @@ def check_value_counts(formula: Any, names: list[str], results: int, results_tex
         results: The expected number of results.
         results_text: A description of the expected results, for the error.
     """
-    formula_graph, count = trace_formula(formula), 2 + len(names)
-    if (len(formula_graph.positional), len(formula_graph.results)) == (count, results):
-        return
-    raise RuleError(
-        f"{place_of(formula)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
-        f" {len(formula_graph.results)}; it must take {count}"
-        f" ({', '.join(['var', 'grad', *names])}) and return {results} ({results_text})."
-    )
+    count, inputs = 2 + len(names), ", ".join(["var", "grad", *names])
+    requirement = f"it must take {count} ({inputs}) and return {results} ({results_text})"
+    raise_unless_counts(formula, count, results, requirement)
 
 
 def check_numbers(rule: Rule, formula: Any, scalars: Mapping[str, Any]) -> None:

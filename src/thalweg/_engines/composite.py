@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,10 @@ class Part(Protocol):
 
 
 Parts = Sequence[tuple[Sequence[int], Part]]
+# Fields of a request with an element for each variable.
+_OF_VARIABLES = (
+    "variables", "gradients", "slots", "titles", "copies", "vectors", "places", "short",
+)  # fmt: skip
 
 
 class CompositeStep:
@@ -155,31 +159,11 @@ def _reduce_parts(
 def select_members(request: StepRequest, members: Sequence[int]) -> StepRequest:
     """Return a request for the variables at the indices `members`, in this order."""
 
-    def pick_members(per_variable: Sequence[object]) -> list[Any]:
-        return [per_variable[index] for index in members]
-
+    sequences = {name: getattr(request, name) for name in _OF_VARIABLES}
     return request._replace(
-        variables=pick_members(request.variables),
-        gradients=pick_members(request.gradients),
-        slots=pick_members(request.slots) if request.slots else (),
-        titles=pick_members(request.titles) if request.titles else (),
-        copies=None if request.copies is None else pick_members(request.copies),
-        vectors=pick_members(request.vectors) if request.vectors else (),
-        places=pick_members(request.places) if request.places else (),
-        short=pick_members(request.short) if request.short else (),
+        **{
+            name: [per_variable[index] for index in members]
+            for name, per_variable in sequences.items()
+            if per_variable
+        }
     )
-
-
-class NoTransfers:
-    """A step without transfers between devices; see `offload.OffloadTransfers`."""
-
-    def __init__(self, request: StepRequest) -> None:
-        self.request = request
-        self.runs: dict[int, int] = {}
-
-    def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
-        """Return the request for the variables at the indices `members`."""
-        return select_members(request, members)
-
-    def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
-        return plan

@@ -149,9 +149,6 @@ class DensePlan:
         self, request: StepRequest, make_group: Callable[[StepRequest, list[int]], Group]
     ) -> None:
         self.rule, self.stages = request.rule, request.stages
-        self._selection = request.selection
-        self._from_copies = request.from_copies
-        self._vectors, self._places = list(request.vectors), list(request.places)
         self.variables = variables = list(request.variables)
         self.slots = [list(var_slots) for var_slots in request.slots]
         self.copies = list(request.copies or [None] * len(variables))
@@ -223,13 +220,7 @@ class DensePlan:
             bounds: Optional. Address ranges, from `merge_byte_spans`, that gradients must not
                 overlap; by default `self.bounds`.
         """
-        if (
-            request.rule is not self.rule
-            or request.stages != self.stages
-            or request.selection != self._selection
-            or ((request.places or self._places) and list(request.places) != self._places)
-            or not self._has_copies_of(request)
-        ):
+        if not self._has_options_of(request):
             return False
         # Without this, each attribute of a `Variable` goes through `__torch_function__`.
         with DisableTorchFunctionSubclass():
@@ -241,27 +232,30 @@ class DensePlan:
         Rule, options, variables, slots and dtypes must be those of the plan.
         """
         return (
-            request.rule is self.rule
-            and request.stages == self.stages
-            and request.selection == self._selection
-            and list(request.places) == self._places
-            and self._has_copies_of(request)
+            self._has_options_of(request)
             and [grad.dtype for grad in request.gradients] == self._grad_dtypes
             and [grad.size() for grad in request.gradients] == self._shapes
             and self._is_unmoved(request.variables)
             and all(all(map(is_, a, b)) for a, b in zip(request.slots, self.slots, strict=True))
-            and len(request.vectors) == len(self._vectors)
-            and all(map(is_, request.vectors, self._vectors))
+            and len(request.vectors) == len(self._request.vectors)
+            and all(map(is_, request.vectors, self._request.vectors))
         )
 
-    def _has_copies_of(self, request: StepRequest) -> bool:
-        """Return True if the request and the plan have identical copies, or no copies."""
+    def _has_options_of(self, request: StepRequest) -> bool:
+        """Return True if a request has the plan's rule, stages, selection, places and copies."""
         copies = request.copies
         if copies is None:
-            return not self._copy_tensors
-        if request.from_copies != self._from_copies:
-            return False
-        return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
+            has_copies = not self._copy_tensors
+        else:
+            has_copies = len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
+            has_copies = has_copies and request.from_copies == self._request.from_copies
+        return (
+            has_copies
+            and request.rule is self.rule
+            and request.stages == self.stages
+            and request.selection == self._request.selection
+            and list(request.places) == list(self._request.places)
+        )
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
         """Return True if `variables` are the plan's, in unchanged memory and layout."""

@@ -45,9 +45,6 @@ PEAKS = ("gradient_max", "update_max", "weight_max")
 COUNTS = ("agreement", "unchanged", "zero", "denormal", "nonfinite")
 MEASURED = (*PRODUCTS, *PEAKS, *COUNTS)
 
-# Elements measured at once: as many as fit into caches on the CPU, more on a device.
-_SPANS = {"cpu": 4 * LEAF}
-_SPAN = 64 * LEAF
 _TINY = {
     torch.float16: 2.0**-14,
     torch.bfloat16: 2.0**-126,
@@ -57,7 +54,7 @@ _TINY = {
 
 # A NumPy array on the CPU, a tensor elsewhere.
 Array = Any
-# By name: sums of shape (leaves,), others as one number.
+# By name: sums of shape (leaves,), others as one number. Arrays of a span on the CPU, else tensors.
 Measurements = dict[str, Any]
 
 
@@ -160,9 +157,8 @@ class VariableDiagnostics:
                     span_measurements.append(_sums_of_move(new, old))
                     equal_mask = new == old
                 if raw is not None:
-                    span_measurements[-1]["unchanged"] = _count_true(
-                        equal_mask & (_convert_to_array(raw[span]) != 0)
-                    )
+                    has_gradient = _convert_to_array(raw[span]) != 0
+                    span_measurements[-1]["unchanged"] = (equal_mask & has_gradient).sum()
             return {**self._found, **_merge_spans(span_measurements)}
 
     @property
@@ -182,50 +178,36 @@ def find_momentum(rule: Rule) -> tuple[int | None, int]:
 def combine_measurements(per_variable: Sequence[Measurements], sizes: Sequence[int]) -> Any:
     """Return measurements of variables of one device as float64 (variables, len(MEASURED)).
 
-    Return a tensor if a measurement is a tensor, else a NumPy array. Missing measurements are NaN.
+    Return a NumPy array for the CPU, else a tensor. Missing measurements are NaN.
     """
     entries = (entry for measurements in per_variable for entry in measurements.values())
-    device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
-    counts, columns = leaf_counts(sizes), list[Any]()
-    tree = _make_tree(tuple(counts.tolist()), device)
+    device = next((entry.device for entry in entries), torch.device("cpu"))
+    counts, columns = leaf_counts(sizes).tolist(), list[Tensor]()
+    tree = _make_tree(tuple(counts), device)
+    missing = torch.full((), np.nan, dtype=wide_dtype(device), device=device)
     for name in MEASURED:
         if name in PRODUCTS:
             leaves = [
-                measurements[name] if name in measurements else _fill_array(count, np.nan, device)
+                measurements.get(name, missing.expand(count))
                 for measurements, count in zip(per_variable, counts, strict=True)
             ]
-            columns.append(tree.combine(_concatenate(leaves, device)))
+            columns.append(tree.combine(torch.cat(leaves)))
         else:
-            values = [measurements.get(name, np.nan) for measurements in per_variable]
-            columns.append(_stack_values(values, device))
-    return np.stack(columns, -1) if device is None else torch.stack(columns, -1)
+            values = [measurements.get(name, missing) for measurements in per_variable]
+            columns.append(torch.stack(list(map(widened, values))))
+    combined = torch.stack(columns, -1)
+    return combined.numpy() if device.type == "cpu" else combined
 
 
 @lru_cache(maxsize=32)
-def _make_tree(counts: tuple[int, ...], device: torch.device | None) -> Tree:
+def _make_tree(counts: tuple[int, ...], device: torch.device) -> Tree:
     """Return a cached tree; a new tree would synchronize with the device to copy its indices."""
     return Tree(np.array(counts, np.int64), device)
 
 
-def _fill_array(count: int, value: float, device: torch.device | None) -> Array:
-    if device is None:
-        return np.full(count, value)
-    return torch.full((int(count),), value, dtype=wide_dtype(device), device=device)
-
-
-def _concatenate(arrays: list[Array], device: torch.device | None) -> Array:
-    return np.concatenate(arrays) if device is None else torch.cat(arrays)
-
-
-def _stack_values(values: list[Any], device: torch.device | None) -> Array:
-    if device is None:
-        return np.array(values, np.float64)
-    scalars = [x if isinstance(x, Tensor) else _fill_array(1, x, device)[0] for x in values]
-    return torch.stack([widened(scalar) for scalar in scalars])
-
-
 def _iterate_spans(flat: Tensor) -> Iterator[slice]:
-    size = _SPANS.get(flat.device.type, _SPAN)
+    # As many elements as fit into caches on the CPU, more on a device.
+    size = LEAF * (4 if flat.device.type == "cpu" else 64)
     return (slice(first, first + size) for first in range(0, flat.numel(), size))
 
 
@@ -237,17 +219,13 @@ def _convert_to_array(flat: Tensor) -> Array:
     return numpy_copy(source)
 
 
-def _count_true(flags: Array) -> Any:
-    return flags.sum() if isinstance(flags, Tensor) else float(flags.sum())
-
-
 def _counts_of(raw: Array, tiny: float) -> Measurements:
     """Return how many numbers of a gradient are zero, denormal, or not finite."""
     finite = torch.isfinite(raw) if isinstance(raw, Tensor) else np.isfinite(raw)
     return {
-        "zero": _count_true(raw == 0),
-        "denormal": _count_true((abs(raw) < tiny) & (raw != 0)),
-        "nonfinite": _count_true(~finite),
+        "zero": (raw == 0).sum(),
+        "denormal": ((abs(raw) < tiny) & (raw != 0)).sum(),
+        "nonfinite": (~finite).sum(),
     }
 
 
@@ -257,43 +235,32 @@ def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurement
     With `momentum`, also return the count of elements where gradient and momentum have equal signs.
     """
     # A product with 1 flushes the denormals that an update would have flushed.
-    unit = type_of(grad)(1)
-    values = {"gradient": grad * unit}
+    values = {"gradient": grad * 1}
     if momentum is not None:
-        values["momentum"] = momentum * unit
+        values["momentum"] = momentum * 1
     pairs = {name: pair for name, pair in PRODUCTS_OF_GRADIENT.items() if {*pair} <= values.keys()}
     measurements = sums_of_products(values, pairs)
     measurements["gradient_max"] = abs(values["gradient"]).max()
     if momentum is not None:
         a, b = values["gradient"], values["momentum"]
-        measurements["agreement"] = _count_true(((a < 0) & (b < 0)) | ((a > 0) & (b > 0)))
+        measurements["agreement"] = (((a < 0) & (b < 0)) | ((a > 0) & (b > 0))).sum()
     return measurements
 
 
 def _sums_of_move(new: Array, old: Array) -> Measurements:
-    values = {"update": new - old, "weight": new * type_of(new)(1)}
+    values = {"update": new - old, "weight": new * 1}
     measurements = sums_of_products(values, PRODUCTS_OF_MOVE)
     return {**measurements, **{f"{name}_max": abs(array).max() for name, array in values.items()}}
 
 
-def type_of(values: Array) -> Any:
-    """Return the constructor of scalars for arithmetic with an array."""
-    return float if isinstance(values, Tensor) else values.dtype.type
-
-
-def _merge_spans(spans: Sequence[Measurements]) -> Measurements:
+def _merge_spans(spans: Sequence[Measurements]) -> dict[str, Tensor]:
     """Merge the measurements of all spans of a variable into measurements of the variable."""
-    measurements: Measurements = {}
+    measurements: dict[str, Tensor] = {}
     for name in spans[0] if spans else ():
-        span_values = [span[name] for span in spans]
-        is_tensor = isinstance(span_values[0], Tensor)
-        if name in PEAKS:
-            peak = torch.stack(span_values).max() if is_tensor else np.max(span_values)
-            measurements[name] = widened(peak) if is_tensor else float(peak)
-        elif name in COUNTS:
-            measurements[name] = sum(span_values[1:], span_values[0])
+        values = [torch.as_tensor(span[name]) for span in spans]
+        if name in PRODUCTS:
+            measurements[name] = torch.cat(values)
         else:
-            measurements[name] = (
-                torch.cat(span_values) if is_tensor else np.concatenate(span_values)
-            )
+            stacked = torch.stack(values)
+            measurements[name] = widened(stacked.max()) if name in PEAKS else stacked.sum()
     return measurements

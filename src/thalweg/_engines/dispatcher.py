@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._engines import layout
-from thalweg._engines.composite import CompositeStep, NoTransfers, Part, Parts
+from thalweg._engines.composite import CompositeStep, Part, Parts, select_members
 from thalweg._engines.cpu.work_table import ENTRIES
 from thalweg._engines.cuda.availability import takes_device, why_unfused
 from thalweg._engines.dense_plan import DensePlan, Group
@@ -66,11 +65,9 @@ def check_gradients(
         else:
             layout.check_kind(grad, var, name, narrow, device)
             layout.check_shape(grad, var, name)
-    first_indices: dict[int, int] = {}
-    for index, var in enumerate(variables):
-        first_indices.setdefault(id(var), index)
-    distinct = [variables[i] for i in first_indices.values()]
-    labels = [names[i] for i in first_indices.values()]
+    first_occurrences = next(iter(split_into_rounds(variables)), list[int]())
+    distinct = [variables[index] for index in first_occurrences]
+    labels = [names[index] for index in first_occurrences]
     layout.check_disjoint(distinct, labels)
     check_writable(zip(distinct, labels, strict=True))
 
@@ -133,7 +130,7 @@ class Dispatcher:
             check_encoded(request)
         _check_memory(variables, request.slots, request.titles, copies, request.rule.codecs)
         transfers = self._plan_transfers(request)
-        request = transfers.request
+        request = request if transfers is None else transfers.request
         copies = copies if request.copies is None else request.copies
         gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
         request = request._replace(gradients=gradients)
@@ -161,9 +158,9 @@ class Dispatcher:
             request = request._replace(short=find_short(request, engines))
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
-    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | NoTransfers:
-        """Return the transfers between devices of an offloaded step, or `NoTransfers`."""
-        transfers: OffloadTransfers | NoTransfers = NoTransfers(request)
+    def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | None:
+        """Return the transfers between devices of an offloaded step; None for other steps."""
+        transfers = None
         pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
@@ -180,17 +177,15 @@ class Dispatcher:
         With `repeats`, a variable may occur several times. All occurrences get one engine: if one
         occurrence cannot use kernels, none does.
         """
-        engines: list[EngineKind] = [
-            self._select_engine(request, index) for index in range(len(request.variables))
-        ]
-        pairs = zip(request.variables, engines, strict=True) if repeats else ()
-        slow: dict[int, EngineKind] = {}
-        for var, engine in pairs:
-            if engine in ("reference", "torch"):
-                slow[id(var)] = engine
-        for index, var in enumerate(request.variables if slow else ()):
-            engines[index] = slow.get(id(var), engines[index])
-        return engines
+        indices = range(len(request.variables))
+        engines: list[EngineKind] = [self._select_engine(request, index) for index in indices]
+        if not repeats:
+            return engines
+        pairs = list(zip(map(id, request.variables), engines, strict=True))
+        slow: dict[int, EngineKind] = {
+            key: engine for key, engine in pairs if engine in ("reference", "torch")
+        }
+        return [slow.get(key, engine) for key, engine in pairs]
 
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
         """Return the engine of the variable at `index`.
@@ -242,7 +237,7 @@ class Dispatcher:
         round_index: int,
         members: Sequence[int],
         engines: Sequence[EngineKind],
-        transfers: OffloadTransfers | NoTransfers,
+        transfers: OffloadTransfers | None,
     ) -> Parts:
         """Return [(indices of variables, plan)] for the variables `members`, each listed once."""
         groups: dict[tuple[EngineKind, int, torch.device | None, int], list[int]] = {}
@@ -250,7 +245,7 @@ class Dispatcher:
             var, engine = request.variables[index], engines[index]
             is_single = engine == "reference" or isinstance(request.gradients[index], IndexedSlices)
             device = var.device if engine == "torch" else None
-            run = -1 if is_single else transfers.runs.get(index, -1)
+            run = -1 if is_single or transfers is None else transfers.runs.get(index, -1)
             key = (engine, run, device, index if is_single else -1)
             groups.setdefault(key, []).append(index)
         plans: list[tuple[Sequence[int], Part]] = []
@@ -258,14 +253,17 @@ class Dispatcher:
         for (engine, run, _, single), group in sorted(
             groups.items(), key=lambda item: item[0][3] >= 0
         ):
-            sub_request = transfers.take_share(request, group)
+            share = select_members if transfers is None else transfers.take_share
+            sub_request = share(request, group)
             if engine in ("reference", "torch"):
                 part = _make_array_part(sub_request, engine)
             elif single < 0:
                 part = self._find_dense_plan(sub_request, (engine, run))
             else:
                 part = self._find_rows_plan(sub_request, engine, round_index)
-            plans.append((group, transfers.wrap_part(group, part)))
+            if transfers is not None:
+                part = transfers.wrap_part(group, part)
+            plans.append((group, part))
         return plans
 
     def _find_rows_plan(self, request: StepRequest, engine: EngineKind, round_index: int) -> Part:
@@ -373,20 +371,16 @@ def _copy_overlapping(
     """Return the gradients; clone those whose memory the step writes."""
     targets = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     targets += [copy for copy in copies if copy is not None]
-    spans = sorted(
-        layout.byte_span(tensor) for tensor in targets if tensor.device.type in layout.BY_ADDRESS
+    bounds = layout.merge_byte_spans(
+        [tensor for tensor in targets if tensor.device.type in layout.BY_ADDRESS]
     )
-    starts = np.array([start for start, _ in spans], np.int64)
-    ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
         """Return `memory`, or a clone if the step writes to some of its bytes."""
-        if memory.device.type not in layout.BY_ADDRESS:
+        first, end = layout.byte_span(memory)
+        if memory.device.type not in layout.BY_ADDRESS or first == end:
             return memory
-        start, end = layout.byte_span(memory)
-        # Ranges that begin before the memory ends; it overlaps if one ends after it begins.
-        count = int(np.searchsorted(starts, end, side="left"))
-        return memory if not count or ends[count - 1] <= start else memory.clone()
+        return memory if layout.lie_apart(first, end - first, bounds) else memory.clone()
 
     disjoint_gradients: list[Gradient] = []
     for grad in gradients:

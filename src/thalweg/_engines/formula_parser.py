@@ -95,8 +95,7 @@ def _parse_source(function: Any, is_stage: bool) -> FormulaSource:
     body, returned = rewriter.write_body(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
     results = tuple(rewriter.as_number(element) for element in elements)
-    move = rewriter.place_of_move(node, [*(line.value for line in body), *results[:1]])
-    rewriter.check_moved(node, body, results[0], move)
+    rewriter.check_move(node, body, results[0])
     return FormulaSource(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
@@ -201,12 +200,20 @@ def check_counts(function: Any, has_gradient: bool, slots: int) -> None:
         function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `has_gradient`.
         slots: The number of slots of the rule.
     """
-    formula_graph, count = trace_formula(function), 1 + has_gradient + slots
-    if (len(formula_graph.positional), len(formula_graph.outputs)) == (count, 1 + slots):
-        return
-    raise RuleError(
-        f"{place_of(function)} takes {count_of(len(formula_graph.positional), 'value')} and returns"
-        f" {len(formula_graph.outputs)}; with {count_of(slots, 'slot')} it must take {count}"
-        f" ({'var, grad, *slots' if has_gradient else 'var, *slots'}) and return {1 + slots}"
-        " (var, *slots)."
-    )
+    count, names = 1 + has_gradient + slots, "var, grad, *slots" if has_gradient else "var, *slots"
+    requirement = f"with {count_of(slots, 'slot')} it must take {count} ({names}) and return"
+    raise_unless_counts(function, count, 1 + slots, f"{requirement} {1 + slots} (var, *slots)")
+
+
+def raise_unless_counts(function: Any, inputs: int, results: int, requirement: str) -> None:
+    """Raise RuleError unless a formula takes and returns these numbers of values.
+
+    Args:
+        requirement: What the formula must take and return, for the error.
+    """
+    graph = trace_formula(function)
+    if (len(graph.positional), len(graph.outputs)) != (inputs, results):
+        raise RuleError(
+            f"{place_of(function)} takes {count_of(len(graph.positional), 'value')} and returns"
+            f" {len(graph.outputs)}; {requirement}."
+        )

@@ -10,7 +10,7 @@ import ast
 import inspect
 import types
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from thalweg import formula
 from thalweg._engines.formula_source import (
@@ -41,36 +41,6 @@ _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
-def _advice_for(syntax: ast.AST) -> str:
-    """Return the end of an error message: advice about unsupported syntax, or ""."""
-    if isinstance(syntax, ast.IfExp):
-        arguments = ", ".join(map(ast.unparse, (syntax.test, syntax.body, syntax.orelse)))
-        return f"; write `where({arguments})`"
-    if isinstance(syntax, ast.If | ast.Match):
-        return "; choose with where(condition, a, b)"
-    if isinstance(syntax, ast.BoolOp):
-        sign = "&" if isinstance(syntax.op, ast.And) else "|"
-        return f"; combine comparisons with `{sign}` and choose with where(condition, a, b)"
-    if isinstance(syntax, ast.UnaryOp):
-        return "; write the opposite comparison"
-    if isinstance(syntax, ast.For | ast.While):
-        return "; write its steps one below the other"
-    if isinstance(syntax, ast.Return):
-        return "; it returns once, at its end"
-    if isinstance(syntax, ast.AnnAssign):
-        return "; assign without a type"
-    if isinstance(syntax, ast.Tuple):
-        return "; the return of a formula alone holds several values"
-    if isinstance(syntax, ast.List | ast.Dict):
-        return "; return several results as `return var, slot`"
-    is_product = isinstance(syntax, ast.BinOp) and isinstance(syntax.op, ast.MatMult)
-    return (
-        _ONE_ELEMENT_ADVICE
-        if isinstance(syntax, ast.Subscript | ast.Attribute) or is_product
-        else ""
-    )
-
-
 # Advice for sums and shapes, which formulas of single elements lack.
 _ONE_ELEMENT_ADVICE = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
@@ -78,6 +48,29 @@ _ONE_ELEMENT_ADVICE = (
     " a `Measure` (docs/matrix-rules.md#row-and-column-reductions)"
 )
 _STAGE_ADVICE = "; a FusedStage may call mean_over_rows and mean_over_columns, a Stage all of torch"
+_ADVICE: dict[type[ast.AST], str] = {
+    **dict.fromkeys((ast.If, ast.Match), "; choose with where(condition, a, b)"),
+    ast.UnaryOp: "; write the opposite comparison",
+    **dict.fromkeys((ast.For, ast.While), "; write its steps one below the other"),
+    ast.Return: "; it returns once, at its end",
+    ast.AnnAssign: "; assign without a type",
+    ast.Tuple: "; the return of a formula alone holds several values",
+    **dict.fromkeys((ast.List, ast.Dict), "; return several results as `return var, slot`"),
+    **dict.fromkeys((ast.Subscript, ast.Attribute), _ONE_ELEMENT_ADVICE),
+}
+
+
+def _advice_for(syntax: ast.AST) -> str:
+    """Return the end of an error message: advice about unsupported syntax, or ""."""
+    if isinstance(syntax, ast.IfExp):
+        arguments = ", ".join(map(ast.unparse, (syntax.test, syntax.body, syntax.orelse)))
+        return f"; write `where({arguments})`"
+    if isinstance(syntax, ast.BoolOp):
+        sign = "&" if isinstance(syntax.op, ast.And) else "|"
+        return f"; combine comparisons with `{sign}` and choose with where(condition, a, b)"
+    if isinstance(syntax, ast.BinOp) and isinstance(syntax.op, ast.MatMult):
+        return _ONE_ELEMENT_ADVICE
+    return _ADVICE.get(type(syntax), "")
 
 
 def _advice_for_call(call: ast.Call, is_stage: bool) -> str:
@@ -169,13 +162,14 @@ class FormulaRewriter(ast.NodeTransformer):
         """Rewrite arithmetic, or `&` and `|` of conditions; else raise RuleError."""
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
-        operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
-        lhs = operand(node.left)
+        is_logical = isinstance(node.op, _LOGICAL)
+        lhs = self.as_kind(node.left, is_logical)
         if isinstance(node.op, ast.Pow):
             if isinstance(node.right, ast.Constant) and node.right.value == 2:
                 return self.write_call(node, "square", [lhs])
             return self.write_call(node, "power", [lhs, self.as_number(node.right)])
-        return ast.copy_location(ast.BinOp(lhs, node.op, operand(node.right)), node)
+        rhs = self.as_kind(node.right, is_logical)
+        return ast.copy_location(ast.BinOp(lhs, node.op, rhs), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
@@ -216,29 +210,28 @@ class FormulaRewriter(ast.NodeTransformer):
         if name is None:
             if not isinstance(function, types.FunctionType):
                 raise self.call_error(node, node.func.id)
-            count = self.helpers.count_results(function)
+            call = self.write_helper(node, function)
+            count = len(self.helpers.conditions[function])
             if count > 1:
                 names = ", ".join("abcdefgh"[:count])
                 problem = f"`{node.func.id}` returns {count} values: write `{names} = {{}}` before."
                 raise self.error_at(node, problem.format(ast.unparse(node)))
-            return self.write_helper(node, function)
+            return call
         self.check_count(node, _ARGUMENTS[name])
         if name == "where":
             test, *values = node.args
-            kinds = {self.is_condition(value) for value in values}
-            accept = self.as_condition if True in kinds else self.as_number
-            return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
+            is_choice = True in {self.is_condition(value) for value in values}
+            args = [self.as_kind(test, True), *(self.as_kind(x, is_choice) for x in values)]
+            return self.write_call(node, name, args)
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
-    def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
-        """Return a call of the generated function that computes result `result` of a helper."""
-        name = self.helpers.name_helper(helper, result)
+    def write_helper(self, node: ast.Call, helper: types.FunctionType) -> ast.expr:
+        """Return a call of the generated function that computes the results of a helper."""
+        name = self.helpers.name_helper(helper)
         self.check_count(node, helper.__code__.co_argcount)
-        kinds = self.helpers.parameters[helper, result]
+        kinds = self.helpers.parameters[helper]
         accepted = [
-            self.visit(arg)
-            if kind is None
-            else (self.as_condition if kind else self.as_number)(arg)
+            self.visit(arg) if kind is None else self.as_kind(arg, kind)
             for arg, kind in zip(node.args, kinds, strict=True)
         ]
         return self.write_call(node, name, accepted)
@@ -257,36 +250,25 @@ class FormulaRewriter(ast.NodeTransformer):
         self.moves.append(call)
         return call
 
-    def place_of_move(self, definition: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
-        """Return the index of the call of `moved` in `values`, or None if the function has no call.
+    def check_move(
+        self, definition: ast.FunctionDef, body: Sequence[ast.Assign], first: ast.expr
+    ) -> None:
+        """Raise RuleError unless `moved` is called at most once, for the first result.
 
-        Raise RuleError if the function has several calls, or the call is not an item of `values`.
+        The call is the result itself, or `first` is the name that a line of `body` assigns from it.
         """
-        indices = [
-            index for index, value in enumerate(values) if any(value is move for move in self.moves)
-        ]
+        values = [*(line.value for line in body), first]
+        indices = [k for k, value in enumerate(values) if any(value is x for x in self.moves)]
         if len(self.moves) > 1 or len(indices) < len(self.moves):
             raise self.error_at(
                 definition,
                 "call `moved(base, step)` once, as the first result or assigned to a name.",
             )
-        return indices[0] if indices else None
-
-    def check_moved(
-        self,
-        definition: ast.FunctionDef,
-        body: Sequence[ast.Assign],
-        first: ast.expr,
-        move: int | None,
-    ) -> None:
-        """Raise RuleError unless `first` is the name that `body[move]` assigns from `moved`.
-
-        `move` is the result of `place_of_move`. Do nothing for None (there is no call), and for
-        `len(body)` (the call is the first result).
-        """
-        if move is None or move == len(body):
+        if not indices or indices[0] == len(body):
             return
-        moved_name, *later_names = (cast("ast.Name", line.targets[0]).id for line in body[move:])
+        targets = [target for line in body[indices[0] :] for target in line.targets]
+        names = [x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)]
+        moved_name, *later_names = names
         is_first = isinstance(first, ast.Name) and first.id == moved_name
         if not is_first or moved_name in later_names:
             name = moved_name.removeprefix(LOCAL_PREFIX)
@@ -312,42 +294,48 @@ class FormulaRewriter(ast.NodeTransformer):
             function = self.outer.get(expression.func.id)
             if _BY_FUNCTION.get(id(function)) == "where" and len(expression.args) == 3:
                 return self.is_condition(expression.args[1])
-            if (function, 0) in self.helpers.conditions:
-                return self.helpers.conditions[function, 0]
+            if isinstance(function, types.FunctionType) and function in self.helpers.conditions:
+                return self.helpers.conditions[function][0]
         return False
 
-    def as_number(self, expression: ast.expr) -> ast.expr:
-        """Rewrite an expression that must be a number; raise RuleError for a condition."""
-        rewritten = self.visit(expression)
-        if self.fix_kind(expression, False):
-            return rewritten
-        text = ast.unparse(expression)
-        raise self.error_at(expression, f"`{text}` is not a number; write where({text}, 1, 0).")
+    def as_kind(self, expression: ast.expr, is_condition: bool) -> ast.expr:
+        """Rewrite an expression that must be a condition (True) or a number (False).
 
-    def as_condition(self, expression: ast.expr) -> ast.expr:
-        """Rewrite an expression that must be a condition; raise RuleError for a number."""
-        rewritten = self.visit(expression)
-        if self.fix_kind(expression, True):
-            return rewritten
-        text = ast.unparse(expression)
-        raise self.error_at(expression, f"`{text}` is not a condition; write `{text} != 0`.")
-
-    def fix_kind(self, expression: ast.expr, is_condition: bool) -> bool:
-        """Return True if an expression has the expected kind: a condition or a number.
-
-        A parameter of unknown kind is recorded with the expected kind.
+        A parameter of unknown kind is recorded with the expected kind. Raise RuleError for the
+        other kind.
         """
+        rewritten = self.visit(expression)
         kind = self.is_condition(expression)
         if kind is None and isinstance(expression, ast.Name):
             kind = self.conditions[expression.id] = is_condition
-        return kind is is_condition
+        if kind is is_condition:
+            return rewritten
+        text = ast.unparse(expression)
+        advice = (
+            f"not a condition; write `{text} != 0`"
+            if is_condition
+            else f"not a number; write where({text}, 1, 0)"
+        )
+        raise self.error_at(expression, f"`{text}` is {advice}.")
 
-    def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
-        """Return assignments for `a, b = helper(...)`: first to new names, then to `a` and `b`."""
+    def as_number(self, expression: ast.expr) -> ast.expr:
+        return self.as_kind(expression, False)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Rewrite an assignment; record whether each name is a number or a condition."""
+        target = node.targets[0]
+        if len(node.targets) == 1 and isinstance(target, ast.Tuple):
+            return self.write_tuple_assignment(node, target)
+        if len(node.targets) != 1 or not isinstance(target, ast.Name):
+            raise self.error_at(node, "assign one name at a time.")
+        value = self.as_kind(node.value, bool(self.is_condition(node.value)))
+        self.record_local(node, target.id, self.is_condition(node.value))
+        return ast.copy_location(ast.Assign([self.visit(target)], value), node)
+
+    def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> ast.AST:
+        """Rewrite `a, b = helper(...)`; the name `_` may be repeated, and cannot be read."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
-        call = assignment.value
-        used = [(index, name) for index, name in enumerate(names) if name != "_"]
-        has_distinct_names = len({name for _, name in used}) == len(used)
+        used, call = [name for name in names if name != "_"], assignment.value
         helper_name = (
             call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
         )
@@ -355,54 +343,35 @@ class FormulaRewriter(ast.NodeTransformer):
         is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
         if (
             not (is_helper and isinstance(call, ast.Call))
-            or not has_distinct_names
+            or len({*used}) < len(used)
             or len(names) < len(target.elts)
         ):
             raise self.error_at(
                 assignment, "assign one name at a time, or what a helper function returns."
             )
-        count = self.helpers.count_results(helper)
+        value, conditions = self.write_helper(call, helper), self.helpers.conditions[helper]
+        count = len(conditions)
         if count != len(names):
             raise self.error_at(
                 assignment, f"`{helper_name}` returns {count_of(count, 'value')}, not {len(names)}."
             )
-        assignments: list[ast.Assign] = []
-        # A target may be an argument of the helper, so all results are computed first.
-        for index, name in used:
-            result = self.write_helper(call, helper, index)
-            store = ast.Assign([ast.Name(f"{LOCAL_PREFIX}_{index}_{name}", ast.Store())], result)
-            store = ast.fix_missing_locations(ast.copy_location(store, assignment))
-            assignments.append(store)
-            self.record_local(f"_{index}_{name}", self.helpers.conditions[helper, index])
-        for index, name in used:
-            source = ast.copy_location(ast.Name(f"_{index}_{name}", ast.Load()), assignment)
-            store = ast.copy_location(ast.Name(name, ast.Store()), assignment)
-            assignments.append(
-                self.visit(ast.copy_location(ast.Assign([store], source), assignment))
-            )
-        return assignments
+        for name, is_condition in zip(names, conditions, strict=True):
+            if name != "_":
+                self.record_local(assignment, name, is_condition)
+        stores = [self.visit(element) for element in target.elts]
+        store = ast.copy_location(ast.Tuple(stores, ast.Store()), target)
+        return ast.copy_location(ast.Assign([store if count > 1 else stores[0]], value), assignment)
 
-    def record_local(self, name: str, is_condition: bool | None) -> None:
+    def record_local(self, assignment: ast.Assign, name: str, is_condition: bool | None) -> None:
+        """Record the kind of an assigned name; raise RuleError if the name has the other kind."""
+        former_kind = self.conditions.pop(name, None)
+        if name in self.locals and {is_condition, former_kind} == {True, False}:
+            raise self.error_at(
+                assignment, f"`{name}` cannot be a number here and a condition there."
+            )
         self.locals.add(name)
-        self.conditions.pop(name, None)
         if is_condition is not None:
             self.conditions[name] = is_condition
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """Rewrite an assignment to one name; record whether the name is a number or a condition."""
-        target = node.targets[0]
-        if len(node.targets) != 1 or not isinstance(target, ast.Name):
-            raise self.error_at(node, "assign one name at a time.")
-        is_condition = self.is_condition(node.value)
-        value = (self.as_condition if is_condition else self.as_number)(node.value)
-        kind = self.is_condition(node.value)
-        former_kind = self.conditions.get(target.id)
-        if target.id in self.locals and None not in (kind, former_kind) and kind != former_kind:
-            raise self.error_at(
-                node, f"`{target.id}` cannot be a number here and a condition there."
-            )
-        self.record_local(target.id, kind)
-        return ast.copy_location(ast.Assign([self.visit(target)], value), node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if not isinstance(node.target, ast.Name):
@@ -429,82 +398,64 @@ class FormulaRewriter(ast.NodeTransformer):
         for statement in body[:-1]:
             if not isinstance(statement, ast.Assign | ast.AugAssign):
                 self.generic_visit(statement)
-        assignments: list[ast.Assign] = []
-        for statement in body[:-1]:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if isinstance(target, ast.Tuple):
-                assignments += self.write_tuple_assignment(cast("ast.Assign", statement), target)
-            else:
-                assignments.append(self.visit(statement))
-        return assignments, body[-1].value
+        return [self.visit(statement) for statement in body[:-1]], body[-1].value
 
 
 class HelperFunctions:
     """Definitions of a formula's helper functions, callees first.
 
-    A helper with several results has one definition per result.
+    Attributes:
+        definitions: The definitions; a helper with several results returns a tuple.
+        conditions, parameters: For each helper and each of its results, or parameters, True for a
+            condition, False for a number, None for either.
     """
 
     def __init__(self) -> None:
-        self._names: dict[tuple[types.FunctionType, int], str] = {}
+        self._names: dict[types.FunctionType, str] = {}
         self._open: set[types.FunctionType] = set()
         self.definitions: list[ast.FunctionDef] = []
-        # Whether results and parameters are conditions; None for either kind.
-        self.conditions: dict[tuple[Any, int], bool | None] = {}
-        self.parameters: dict[tuple[Any, int], list[bool | None]] = {}
+        self.conditions: dict[types.FunctionType, list[bool | None]] = {}
+        self.parameters: dict[types.FunctionType, list[bool | None]] = {}
 
-    def count_results(self, helper: types.FunctionType) -> int:
-        statement = parse_definition(helper).body[-1]
-        value = statement.value if isinstance(statement, ast.Return) else None
-        return len(value.elts) if isinstance(value, ast.Tuple) else 1
+    def name_helper(self, helper: types.FunctionType) -> str:
+        """Return the name of a helper's definition, without `FUNCTION_PREFIX`.
 
-    def name_helper(self, helper: types.FunctionType, result: int) -> str:
-        """Return the name of a helper's definition for one result, without `FUNCTION_PREFIX`.
-
-        The first call for a helper and a result appends the definition to `definitions`.
-
-        Args:
-            helper: A Python function that a formula calls.
-            result: The index in the tuple that the helper returns; 0 for a single number.
+        The first call for a helper appends the definition to `definitions`.
 
         Raises:
             RuleError: The helper calls itself, or cannot be rewritten.
         """
         if helper in self._open:
             raise RuleError(f"{place_of(helper)} calls itself, which a formula cannot.")
-        key = helper, result
-        if key not in self._names:
-            self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{helper.__name__}"
+        if helper not in self._names:
+            self._names[helper] = f"{HELPER_PREFIX}{len(self._names)}_{helper.__name__}"
             self._open.add(helper)
-            self.definitions.append(self._write_definition(helper, result))
+            self.definitions.append(self._write_definition(helper))
             self._open.remove(helper)
-        return self._names[key]
+        return self._names[helper]
 
-    def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
-        """Return the definition of a function for result `index` of a helper.
-
-        Set the entries of `conditions` and `parameters` for this result.
-        """
+    def _write_definition(self, helper: types.FunctionType) -> ast.FunctionDef:
+        """Return the definition of a helper; set its entries of `conditions` and `parameters`."""
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
-        assignments, result = writer.write_body(node)
-        result = result.elts[index] if isinstance(result, ast.Tuple) else result
-        accept = writer.as_condition if writer.is_condition(result) else writer.as_number
-        statement = ast.copy_location(ast.Return(accept(result)), result)
-        body: list[ast.stmt] = [*assignments, statement]
+        assignments, returned = writer.write_body(node)
+        results = returned.elts if isinstance(returned, ast.Tuple) else [returned]
+        values = [writer.as_kind(x, bool(writer.is_condition(x))) for x in results]
+        value = values[0] if len(values) == 1 else ast.Tuple(values, ast.Load())
+        statement = ast.copy_location(ast.Return(ast.copy_location(value, returned)), returned)
         if writer.moves:
             raise writer.error_at(node, "`moved` is for the formula itself, not for its helpers.")
         if node.args.kwonlyargs:
             raise writer.error_at(node, "a helper function takes its parameters by position.")
-        key = helper, index
-        self.conditions[key] = writer.is_condition(result)
+        self.conditions[helper] = list(map(writer.is_condition, results))
         arguments = [*node.args.posonlyargs, *node.args.args]
-        self.parameters[key] = [writer.conditions.get(arg.arg) for arg in arguments]
-        parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in arguments]
+        self.parameters[helper] = [writer.conditions.get(arg.arg) for arg in arguments]
         definition = ast.FunctionDef(
-            name=FUNCTION_PREFIX + self._names[key],
-            args=ast.arguments([], parameters, None, [], [], None, []),
-            body=body,
+            name=FUNCTION_PREFIX + self._names[helper],
+            args=ast.arguments(
+                [], [ast.arg(LOCAL_PREFIX + arg.arg) for arg in arguments], None, [], [], None, []
+            ),
+            body=[*assignments, statement],
             decorator_list=[],
         )
         return ast.fix_missing_locations(ast.copy_location(definition, node))

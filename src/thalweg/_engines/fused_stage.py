@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from thalweg import formula
 from thalweg._base.fused_stage import FusedStage, mean_over_columns, mean_over_rows
@@ -66,9 +65,7 @@ def bind_stage(
             function, {**NUMPY, **_MEAN_FUNCTIONS}, compute_dtype(kind), is_stage=True
         )
 
-    def literal(value: float) -> Tensor:
-        return torch.full((), value, dtype=kind, device=device)
-
+    literal = partial(torch.full, (), dtype=kind, device=device)
     return bind_formula(function, {**_TORCH, **_MEAN_FUNCTIONS}, literal, is_stage=True)
 
 

@@ -52,23 +52,21 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     return SlotParts((batch * sum(sizes), *other_sizes), part_shapes, sizes)
 
 
-@lru_cache(4096)
-def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Group the indices of a layout's blocks by the shape of the block."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for index, block in enumerate(layout.blocks(shape)):
-        groups.setdefault(block.shape, []).append(index)
-    return tuple(map(tuple, groups.values()))
-
-
 class Division:
-    """Division of each variable's tensors into matrices."""
+    """Division of each variable's tensors into matrices.
+
+    Attributes:
+        groups: For each shape of blocks the indices of the layout's blocks.
+    """
 
     def __init__(self, layout: MatrixLayout, shape: Sequence[int]) -> None:
         self._layout, self._shape = layout, tuple(shape)
         self._sizes = layout.matrix_sizes(shape)
         self._blocks = layout.blocks(shape)
-        self.groups = block_groups(layout, self._shape)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for index, block in enumerate(self._blocks):
+            groups.setdefault(block.shape, []).append(index)
+        self.groups = list(groups.values())
 
     def matrix_count(self, group: Sequence[int]) -> int:
         """Return the number of matrices of a variable for the blocks in `group`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -13,34 +14,17 @@ from thalweg._engines.layout import byte_span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
-_RUN = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) .(.)[^\n]*\n")
+# A line of a mapping that may not be written: its first address, its end, "r-" or "--".
+_RUN = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .-", re.MULTILINE)
 
 
-def _maps() -> bytes:
-    """Return the mappings of this process in ascending order, a line each; empty if unknown."""
+def _read_protected_ranges() -> list[tuple[int, int]]:
+    """Return the read-only address ranges of this process, ascending; empty if unknown."""
     try:
-        return Path(_MAPS).read_bytes()
+        maps = Path(_MAPS).read_bytes()
     except OSError:
-        return b""
-
-
-def _is_protected(maps: bytes, first: int, end: int) -> bool:
-    """Return True if addresses from `first` up to `end` overlap with a read-only mapping."""
-    # A process may have thousands of mappings, so a binary search parses few of them.
-    low, high = 0, len(maps)
-    while low < high:
-        run = _RUN.match(maps, maps.rfind(b"\n", 0, (low + high) // 2) + 1)
-        if run is None:
-            return False
-        if int(run[2], 16) > first:
-            high = run.start()
-        else:
-            low = run.end()
-    while (run := _RUN.match(maps, low)) and int(run[1], 16) < end:
-        if run[3] == b"-":
-            return True
-        low = run.end()
-    return False
+        return []
+    return [(int(run[1], 16), int(run[2], 16)) for run in _RUN.finditer(maps)]
 
 
 # Addresses of numbers that were found writable, by storage. They are dropped with the storage,
@@ -98,9 +82,12 @@ def check_writable(named_tensors: Iterable[tuple[Tensor, str]]) -> None:
     ]
     if not foreign:
         return
-    maps = _maps()
+    ranges = _read_protected_ranges()
     for tensor, name in foreign:
-        if _is_protected(maps, *byte_span(tensor)):
+        first, end = byte_span(tensor)
+        # The last range that begins before the tensor ends.
+        index = bisect_left(ranges, (end, 0)) - 1
+        if index >= 0 and ranges[index][1] > first:
             raise LayoutError(
                 f"cannot update '{name}' in place: its memory may only be read. Give the optimizer"
                 " a .clone() of it, or map the file for writing."

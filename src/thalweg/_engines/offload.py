@@ -145,14 +145,11 @@ class OffloadTransfers:
     """
 
     def __init__(self, request: StepRequest, links: dict[int, OffloadLink]) -> None:
-        self.request = request
         self._links: dict[int, OffloadLink] = {}
         self.runs: dict[int, int] = {}
         self._rows: dict[int, Tensor] = {}  # rows that change, if the others do not
         self._events: dict[int, list[Any]] = {}  # by run
-        if request.copies is None:
-            return
-        copies, gradients, size = list(request.copies), list(request.gradients), 0
+        copies, gradients, size = list(request.copies or ()), list(request.gradients), 0
         for index, (var, copy) in enumerate(zip(request.variables, copies, strict=True)):
             if copy is None or not layout.is_far(copy, var.device):
                 continue

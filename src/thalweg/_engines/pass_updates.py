@@ -17,65 +17,46 @@ from thalweg.formula import Rule, Slot, is_like_update
 
 
 class JointPassFormula(Composed):
-    """Formula of a pass or an update, with the values of all passes as inputs and results.
+    """Formula of a pass, measure or update, with the values of all passes as inputs.
 
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
         earlier_count: Number of values that earlier passes make.
-        output_count: Number of values that this pass makes. It is 0 for the update, which returns
-            `(var, *slots)`.
+        output_count: Number of values that a pass makes; 0 for the update, which returns `(var,
+            *slots)`; None for a measure, which returns its result alone. The results of passes and
+            updates are var, the values of all passes and the slots, unchanged if not computed.
         rule: The rule. Options may have added slots that the formula does not take.
     """
 
-    def __init__(self, formula: Any, earlier_count: int, output_count: int, rule: Rule) -> None:
+    def __init__(
+        self, formula: Any, earlier_count: int, output_count: int | None, rule: Rule
+    ) -> None:
         self.formula, self.vectors, self.rule = formula, rule.vectors, rule
         self.earlier_count, self.output_count = earlier_count, output_count
-        self.is_pass = output_count > 0
+        self.is_pass, self.is_like_update = bool(output_count), is_like_update(formula)
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over pass values and slots; keep the values that are not computed."""
+        """Return the graph over pass values and slots."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
         slots = len(graph.positional) - first_slot
         values = graph.apply([*inputs[:first_slot], *inputs[2 + value_count :][:slots]])
         results = [inputs[0], *inputs[2:]]
-        if self.output_count:
+        if self.output_count is None:
+            results = values
+        elif self.output_count:
             results[1 + self.earlier_count : 1 + self.earlier_count + self.output_count] = values
         else:
             results[0] = values[0]
             results[1 + value_count : 1 + value_count + slots] = values[1:]
-        return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
+        names = tuple(f"value{position}" for position in range(len(inputs)))
+        return FormulaGraph(names, graph.scalars, tuple(results))
 
 
-class VisiblePassFormula(Composed):
-    """Formula of a measure, with the values of all passes as inputs.
-
-    Args:
-        formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
-        earlier_count: Number of values that earlier passes make.
-        value_count: Number of values that all passes make.
-    """
-
-    def __init__(self, formula: Any, earlier_count: int, value_count: int) -> None:
-        self.formula, self.earlier_count, self.value_count = formula, earlier_count, value_count
-        self.is_like_update = is_like_update(formula)
-        self.__qualname__ = formula.__qualname__
-
-    def compose(self) -> FormulaGraph:
-        """Return the graph; values of later passes are unused inputs."""
-        graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
-        inputs = stream_nodes(len(graph.positional) + self.value_count - self.earlier_count)
-        results = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :]])
-        return FormulaGraph(_name_values(len(inputs)), graph.scalars, tuple(results))
-
-
-_pad_measure = cache(VisiblePassFormula)
-
-
-def _name_values(count: int) -> tuple[str, ...]:
-    return tuple(f"value{position}" for position in range(count))
+# Cached, because measures are keys of kernel caches.
+_pad_measure = cache(JointPassFormula)
 
 
 @cache
@@ -98,7 +79,7 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
             first = rule_pass
         measure = rule_pass
         if value_count < len(rule.made):
-            function = _pad_measure(measure.function, value_count, len(rule.made))
+            function = _pad_measure(measure.function, value_count, None, rule)
             measure = replace(measure, function=function)
         sweeps[first] = (*sweeps.get(first, ()), measure)
     return sweeps

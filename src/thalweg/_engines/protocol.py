@@ -49,8 +49,8 @@ class StepRequest(NamedTuple):
             gradient may be on that device, too. Rows without a gradient are not copied.
         from_copies: True to begin the step at a 16-bit copy that differs from its rounded variable,
             because other code has written to the copy. Copies on other devices are only written.
-        matrices: `matrices(request)` returns the `Matrices` of a rule with passes, if variables are
-            shards.
+        matrices: `matrices(request)` returns the replacement of `WholeMatrices` for a rule with
+            passes, if variables are shards.
         vectors: For each variable {name: vector that formulas read}. Row vectors have the
             variable's shape with a last dimension of 1, column vectors with a second-to-last
             dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no

@@ -41,12 +41,12 @@ def to_numpy(tensor: Tensor) -> Array:
     return numpy_copy(source if source.dtype in _WIDE else source.float())
 
 
-def evaluate_on(
+def evaluate(
     formula: Formula, tensors: list[Tensor], scalars: Scalars, dtype: Dtype | None = None
-) -> list[Array]:
-    """Return the results of a formula over NumPy copies of tensors.
+) -> list[Tensor]:
+    """Return the results of a formula over CPU tensors, as new contiguous tensors.
 
-    Results have the first tensor's shape. A result may share memory with the copy of an input.
+    Results have the first tensor's shape.
 
     Args:
         scalars: {name: scalar}; scalars that the formula does not take are ignored.
@@ -58,7 +58,8 @@ def evaluate_on(
     function = numpy_formula(formula, dtype)
     with np.errstate(all="ignore"):
         results = function(*arrays, **_pick_scalars(formula, scalars, dtype))
-        return _flush_results(formula, results, arrays[0], len(arrays) - len(results))
+        results = _flush_results(formula, results, arrays[0], len(arrays) - len(results))
+    return [torch.from_numpy(np.array(array, order="C")) for array in results]
 
 
 def _flush_results(
@@ -104,14 +105,6 @@ def transform(
         for stage in stages:
             (array,) = evaluate(stage, [array], scalars, compute)
         return array.to(dtype)
-
-
-def evaluate(
-    formula: Formula, tensors: list[Tensor], scalars: Scalars, dtype: Dtype | None = None
-) -> list[Tensor]:
-    """Return the arrays of `evaluate_on` as new contiguous CPU tensors."""
-    arrays = evaluate_on(formula, tensors, scalars, dtype)
-    return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:

@@ -62,30 +62,24 @@ class RowMajorGroups:
 
     def _with_copies(self, request: StepRequest) -> StepRequest:
         """Return a request with row-major copies of all read tensors that are not row-major."""
-        slots = [
-            [self._copy_if_read(index, stream, slot) for stream, slot in enumerate(var_slots, 2)]
-            for index, var_slots in enumerate(request.slots)
-        ]
-        copies = request.copies and [
-            copy if copy is None else self._copy_if_read(index, _COPY, copy)
-            for index, copy in enumerate(request.copies)
-        ]
+
+        def copy_all(stream: int, tensors: Sequence[Tensor | None]) -> list[Any]:
+            return [self._copy_if_read(index, stream, x) for index, x in enumerate(tensors)]
+
         return request._replace(
-            variables=[
-                self._copy_if_read(index, _VAR, var) for index, var in enumerate(request.variables)
+            variables=copy_all(_VAR, request.variables),
+            gradients=copy_all(_GRADIENT, request.gradients),
+            slots=[
+                [self._copy_if_read(index, stream, slot) for stream, slot in enumerate(slots, 2)]
+                for index, slots in enumerate(request.slots)
             ],
-            gradients=[
-                self._copy_if_read(index, _GRADIENT, grad)
-                for index, grad in enumerate(request.gradients)
-            ],
-            slots=slots,
-            copies=copies,
+            copies=request.copies and copy_all(_COPY, request.copies),
         )
 
-    def _copy_if_read(self, index: int, stream: int, tensor: Tensor) -> Tensor:
+    def _copy_if_read(self, index: int, stream: int, tensor: Tensor | None) -> Tensor | None:
         """Copy a tensor into row-major memory and return the copy; later calls reuse the memory.
 
-        Return `tensor` itself if it is contiguous, or if no measure reads it.
+        Return `tensor` itself if it is None or contiguous, or if no measure reads it.
 
         Args:
             index: The index of the variable.
@@ -93,7 +87,7 @@ class RowMajorGroups:
         """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read
-        if tensor.is_contiguous() or not is_read:
+        if tensor is None or tensor.is_contiguous() or not is_read:
             return tensor
         key = index, stream
         if key not in self._copies:

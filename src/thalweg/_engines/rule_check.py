@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import types
 from collections.abc import Mapping
 from numbers import Real
@@ -21,7 +20,7 @@ from thalweg._engines.check_formula import (
     check_sides,
     check_value_counts,
 )
-from thalweg._engines.formula_arguments import check_given
+from thalweg._engines.formula_arguments import check_given, read_parameter_names
 from thalweg._engines.formula_parser import check_counts, read_source, trace_formula
 from thalweg._engines.formula_source import LOCAL_PREFIX, place_of
 from thalweg.errors import RuleError
@@ -106,10 +105,10 @@ def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str
     """Return {name: float32 scalar} that measures and passes can read at the first step."""
     hyperparameters = {hyper.name: hyper.default for hyper in rule.hypers}
     for name, value in overrides.items():
-        if name not in hyperparameters or _is_number(value):
+        if name not in hyperparameters or isinstance(value, Real):
             hyperparameters[name] = value
     available_scalars: dict[str, Any] = {
-        name: np.float32(value) if _is_number(value) else _FIRST_STEP
+        name: np.float32(value) if isinstance(value, Real) else _FIRST_STEP
         for name, value in hyperparameters.items()
     }
     for power, hyper in rule.powers.items():
@@ -145,10 +144,6 @@ def _call_measure_functions(rule: Rule, available_scalars: Mapping[str, Any]) ->
     return measured_scalars
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real)
-
-
 def _call_on_host(
     rule: Rule, function: Any, role: str, available_scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -162,12 +157,11 @@ def _call_on_host(
     if not label.startswith(role):
         label = f"{role}, {label},"
     try:
-        parameters = inspect.signature(function).parameters.values()
+        required, optional = read_parameter_names(function)
     except (TypeError, ValueError) as error:
         raise RuleError(f"{label} has no signature: {error}") from error
-    required_names = [entry.name for entry in parameters if entry.default is entry.empty]
-    check_given(label, required_names, available_scalars, rule)
-    names = [entry.name for entry in parameters if entry.name in available_scalars]
+    check_given(label, required, available_scalars, rule)
+    names = [name for name in (*required, *optional) if name in available_scalars]
     arguments = {name: available_scalars[name] for name in names}
     try:
         with np.errstate(all="ignore"):
@@ -222,17 +216,15 @@ def _check_results(slots: list[str], formula: Any) -> None:
         for name, source in zip(expected_names, result_names, strict=False)
         if source in expected_names and source != name
     }
-    for name in sources:
-        visited, source = {name}, sources[name]
-        while source in sources and source not in visited:
-            visited.add(source)
-            source = sources[source]
-        if source == name:
-            displayed = [name or "..." for name in result_names]
-            raise RuleError(
-                f"{place_of(formula)} returns {', '.join(displayed)}, in another order than the"
-                f" rule's slots: {', '.join(expected_names)}."
-            )
+    # Names remain if the values of names are exchanged in a circle.
+    for _ in expected_names:
+        sources = {name: source for name, source in sources.items() if source in sources}
+    if sources:
+        displayed = [name or "..." for name in result_names]
+        raise RuleError(
+            f"{place_of(formula)} returns {', '.join(displayed)}, in another order than the"
+            f" rule's slots: {', '.join(expected_names)}."
+        )
 
 
 def _bare_name(result: ast.expr) -> str | None:

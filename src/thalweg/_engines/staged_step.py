@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, count
 from operator import attrgetter
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from thalweg._engines.matrix_batches import (
     run_stage,
     stage_inputs,
 )
-from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
+from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside
 from thalweg._engines.pass_updates import build_pass_updates, group_measures, group_passes
 from thalweg._engines.protocol import (
     NO_COLUMNS,
@@ -80,79 +80,33 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
         return [slot for slot, _ in self.values()], [value for _, value in self.values()]
 
 
-class Matrices(Protocol):
-    """Values that passes and measures compute for all variables of a step, and runs of stages.
+class WholeMatrices:
+    """Values that passes and measures compute for the variables of a step, and runs of stages.
+
+    The variables are unsharded; `GatheredMatrices` of `distribute` replaces the class for shards,
+    whose rules measure no rows or columns. Variables with True in `StepRequest.short` are left out.
 
     Attributes:
         made: For each variable {name: tensor that a pass computes}.
-        slot_shapes: For each variable the shapes of its `shaped_slots` on this rank.
+        slot_shapes: For each variable the shapes of its `shaped_slots`.
         vectors: For each variable {name: vector over rows or columns, an input of formulas}.
     """
-
-    @property
-    def made(self) -> Sequence[Mapping[str, Tensor]]: ...
-
-    @property
-    def slot_shapes(self) -> Sequence[Sequence[tuple[int, ...]]]: ...
-
-    @property
-    def vectors(self) -> Sequence[Mapping[str, Tensor]]: ...
-
-    def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Copy the slots of rows and columns into the vectors that formulas read.
-
-        Args:
-            slots: For each variable its `shaped_slots`.
-        """
-        ...
-
-    def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
-        """Extend `updates` by the new values of row and column slots."""
-        ...
-
-    def give(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Store a measure under `name` for formulas and stages: one tensor per variable."""
-        ...
-
-    def numbers(self) -> dict[str, Any]:
-        """Return {name of a measure over variables: vector with an element per variable}."""
-        ...
-
-    def run_stage(
-        self,
-        stage: Stage,
-        columns: Columns,
-        slots: Sequence[Sequence[Tensor]],
-        updates: SlotUpdates,
-    ) -> None:
-        """Run a stage for each variable that is due. Overwrite values of passes, but no slots.
-
-        Args:
-            columns: The scalars of the step.
-            slots: For each variable its `shaped_slots`; not written.
-            updates: New slot values of earlier stages; new slot values of `stage` are added.
-        """
-        ...
-
-
-class WholeMatrices:
-    """`Matrices` of unsharded variables, except variables with True in `StepRequest.short`."""
 
     def __init__(self, request: StepRequest) -> None:
         self._rule = rule = request.rule
         kinds = enumerate(rule.shaped_slots)
         self._line_slots = [(position, slot) for position, slot in kinds if slot.per]
-        member_lists = group_by_shape(rule, request.variables)
-        if request.short:
-            member_lists = [
-                [member for member in members if not request.short[member]]
-                for members in member_lists
-            ]
-            member_lists = list(filter(None, member_lists))
-        self._batches = [Batch(rule, request.variables, members) for members in member_lists]
+        short = request.short or [False] * len(request.variables)
+        member_lists = [
+            [member for member in members if not short[member]]
+            for members in group_by_shape(rule, request.variables)
+        ]
+        self._batches = [
+            Batch(rule, request.variables, members) for members in member_lists if members
+        ]
         self.made: list[dict[str, Tensor]] = [{} for _ in request.variables]
         self.slot_shapes = [
-            [tuple(shaped_like(var, slot).shape) for slot in rule.shaped_slots]
+            [shape_beside(slot, var.shape) for slot in rule.shaped_slots]
             for var in request.variables
         ]
         for batch in self._batches:
@@ -272,7 +226,8 @@ class WholeMatrices:
         """
 
         def slot_of(member: int, index: int) -> Tensor:
-            return newest(slots[member][index], updates)
+            slot = slots[member][index]
+            return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
         for batch in self._batches:
             if all(batch.shape):
@@ -337,11 +292,6 @@ def _count_bytes(tensor: Tensor) -> int:
 _LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _count_bytes)
 
 
-def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
-    """Return the slot's new value in `updates`, or else the slot, detached."""
-    return updates[id(slot)][1] if id(slot) in updates else slot.detach()
-
-
 class StagedStep:
     """A `StepPlan` of a rule with passes.
 
@@ -369,7 +319,7 @@ class StagedStep:
             # Raises for an unsupported stage, even if torch would compute it.
             if isinstance(rule_pass, FusedStage):
                 read_stage(rule, rule_pass)
-        self._matrices: Matrices = (request.matrices or WholeMatrices)(request)
+        self._matrices: WholeMatrices = (request.matrices or WholeMatrices)(request)
         self._are_short = bool(request.short) and all(request.short)
         pass_values = self._matrices.made
         # Measures over variables; None before the first use after a pass or a stage.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -85,15 +85,15 @@ def _words(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))
 
 
-def _select_offset(candidates: Iterable[int], field_name: str) -> int:
-    """Return the byte offset of the only word index in `candidates`.
+def _select_offset(matches: Sequence[set[int]], field_name: str) -> int:
+    """Return the byte offset of the only word index that all sets of `matches` contain.
 
-    Raise UnknownLayoutError with the field's name if there is no or more than one candidate.
+    Raise UnknownLayoutError with the field's name if there is no or more than one index.
     """
-    indices = list(candidates)
+    indices = matches[0].intersection(*matches[1:])
     if len(indices) != 1:
         raise UnknownLayoutError(f"{field_name} is found in {len(indices)} places")
-    return indices[0] * WORD
+    return indices.pop() * WORD
 
 
 def _find_indices(memory: Sequence[int], expected: int) -> set[int]:
@@ -101,33 +101,25 @@ def _find_indices(memory: Sequence[int], expected: int) -> set[int]:
     return {index for index, word in enumerate(memory) if word == expected % 2**64}
 
 
-def _intersect_indices(
-    tensors: Sequence[Tensor],
-    read_words: Callable[[Tensor], list[int]],
-    expected_of: Callable[[Tensor], int],
-) -> set[int]:
-    """Return indices with `read_words(tensor)[index] == expected_of(tensor)` for all tensors."""
-    matches = [_find_indices(read_words(tensor), expected_of(tensor)) for tensor in tensors]
-    return matches[0].intersection(*matches[1:])
-
-
 def _find_offset(
     field_name: str,
     tensors: Sequence[Tensor],
     read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
+    excluded: Collection[int] = (),
 ) -> int:
-    """Return the only byte offset whose word is `expected_of(tensor)` in every tensor."""
-    return _select_offset(_intersect_indices(tensors, read_words, expected_of), field_name)
+    """Return the only byte offset whose word is `expected_of(tensor)` in every tensor.
 
-
-def _get_impl_address(tensor: Tensor) -> int:
-    return tensor._cdata
+    Args:
+        excluded: Indices of words that are not searched.
+    """
+    matches = [_find_indices(read_words(tensor), expected_of(tensor)) for tensor in tensors]
+    return _select_offset([indices.difference(excluded) for indices in matches], field_name)
 
 
 def _read_impl(tensor: Tensor) -> list[int]:
     """Return the words of a tensor's TensorImpl."""
-    return _words(_get_impl_address(tensor), _IMPL_WORDS)
+    return _words(tensor._cdata, _IMPL_WORDS)
 
 
 def _read_storage(tensor: Tensor) -> list[int]:
@@ -176,7 +168,7 @@ def _measure_layout() -> Layout:
     samples = _make_samples()
     size = object.__sizeof__(samples[0]) // WORD
     impl = _find_offset(
-        "the tensor", samples, lambda x: _words(id(x), min(size, 16)), _get_impl_address
+        "the tensor", samples, lambda x: _words(id(x), min(size, 16)), lambda x: x._cdata
     )
     storage = _find_offset("the storage", samples, _read_impl, lambda x: x.untyped_storage()._cdata)
     dims = _find_dims(samples)
@@ -209,7 +201,7 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
             == list(tensor.stride())
         }
         matches.append(indices)
-    return _select_offset(matches[0].intersection(*matches[1:]), "sizes and strides")
+    return _select_offset(matches, "sizes and strides")
 
 
 def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
@@ -234,7 +226,7 @@ def _find_flags() -> tuple[int, int]:
         if all(twin1[index] & mask == twin2[index] & mask for twin1, twin2 in twins)
         and len({twin1[index] & mask for twin1, _ in twins}) == len(dtypes)
     }
-    return _select_offset(indices, "the dtype"), mask
+    return _select_offset([indices], "the dtype"), mask
 
 
 def _is_address(word: int) -> bool:
@@ -269,7 +261,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
             and all(word != other_memory[index] for other_memory in other_memories)
         }  # fmt: skip
         shared.append(indices)
-    offset = _select_offset(shared[0].intersection(*shared[1:]), "the version counter")
+    offset = _select_offset(shared, "the version counter")
     matches: list[set[int]] = []
     for tensor, writes in trials:
         for _ in range(writes):
@@ -277,7 +269,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
         counter = _words(_read_impl(tensor)[offset // WORD], 3)
         version = tensor._version
         matches.append({k for k, word in enumerate(counter) if word & 0xFFFFFFFF == version})
-    return offset, _select_offset(matches[0].intersection(*matches[1:]), "the number of writes")
+    return offset, _select_offset(matches, "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
@@ -322,8 +314,9 @@ def _find_memory() -> tuple[int, int, int, int]:
     sizes = [_zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
     nbytes = _find_offset("the memory's size", sizes, _read_storage, Tensor.numel)
     torch_tensors = [_zeros(size) for size in (100, 3000)]
-    indices = _intersect_indices(torch_tensors, _read_storage, Tensor.data_ptr) - {data // WORD}
-    context = _select_offset(indices, "the context of the memory")
+    context = _find_offset(
+        "the context of the memory", torch_tensors, _read_storage, Tensor.data_ptr, {data // WORD}
+    )
     # The deleter is one function for all memory that torch allocated, and another for NumPy's.
     torch1, torch2 = map(_read_storage, torch_tensors)
     numpy1, numpy2, _ = map(_read_storage, numpy_tensors)
@@ -332,7 +325,7 @@ def _find_memory() -> tuple[int, int, int, int]:
         for index in range(data // WORD, context // WORD)
         if torch1[index] == torch2[index] != numpy1[index] == numpy2[index]
     }
-    deleter = _select_offset(indices, "the deleter of the memory")
+    deleter = _select_offset([indices], "the deleter of the memory")
     return data, deleter, context, nbytes
 
 

@@ -81,7 +81,6 @@ class TorchPart:
         self._planned_request = request._replace(gradients=())
         # Aliases, whose memory other threads cannot replace.
         self._request = hold_memory(request)
-        self._gradients: Sequence[Any] | None = self._request.gradients
         self._flush = request.selection.denormals == "flush"
         self._batches = list(_divide_into_batches(self._request))
         self._kinds = _describe_request(self._request)
@@ -98,7 +97,8 @@ class TorchPart:
 
         `bounds` is not used: gradients may overlap with variables, which are written last.
         """
-        planned_request, self._gradients = self._planned_request, None
+        self.release_gradients()
+        planned_request = self._planned_request
         can_rebind = (
             request.rule is planned_request.rule
             and request.stages == planned_request.stages
@@ -111,17 +111,16 @@ class TorchPart:
         )
         if can_rebind:
             self._request = hold_memory(planned_request._replace(gradients=request.gradients))
-            self._gradients = self._request.gradients
         return can_rebind
 
     def release_gradients(self) -> None:
-        self._gradients, self._request = None, self._request._replace(gradients=())
+        self._request = self._request._replace(gradients=())
 
     def _read_gradient(self, member: int) -> Tensor:
         """Return a contiguous gradient; for a sparse gradient its values, with duplicates."""
-        if self._gradients is None:
+        if not self._request.gradients:
             raise RuntimeError("the part is not aimed at a gradient")
-        return layout.as_packed(values_of(self._gradients[member]))
+        return layout.as_packed(values_of(self._request.gradients[member]))
 
     def _evaluate(
         self, formula: Formula, tensors: list[Tensor], scalars: Scalars

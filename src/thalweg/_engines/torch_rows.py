@@ -46,7 +46,7 @@ class TorchRows(TorchPart):
         """Return functions that copy the new rows of variable, slots and copy."""
         request, kind = self._request, self._compute_kind(batch)
         scalars, var = self._select_scalars(batch, columns), request.variables[0]
-        grad = cast("IndexedSlices", self._gradients[0])  # pyright: ignore[reportOptionalSubscript]
+        grad = cast("IndexedSlices", request.gradients[0])
         values = self._apply_stages(batch, self._stages, scalars).view(grad.values.shape)
         gradient = values.to(var.dtype).to(kind), grad.indices.detach().long()
 

@@ -21,8 +21,7 @@ from thalweg._engines.codegen import (
     join_lines,
     nest,
 )
-from thalweg._engines.cuda.fused_roots import BY_CORRECTED_ROOT, BY_ROOT, ITEMS, fuse_roots
-from thalweg._engines.cuda.scalar_branches import find_branches
+from thalweg._engines.cuda import graph_passes
 from thalweg._engines.formula_graph import ROUNDED, FormulaGraph, Node, in_order
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
 
@@ -197,8 +196,10 @@ class Writer(FormulaWriter):
         """
         if self.compute == "float32" and not (self.flush or self.fast):
             # The operation does not flush between its parts.
-            formula_graph = fuse_roots(formula_graph)
-        self._branches = find_branches(formula_graph) if self.has_scalar_branches else {}
+            formula_graph = graph_passes.fuse_roots(formula_graph)
+        self._branches = (
+            graph_passes.find_branches(formula_graph) if self.has_scalar_branches else {}
+        )
         self._inner = {node for inner in self._branches.values() for node in inner}
         return super().write_formula(formula_graph, name)
 
@@ -228,15 +229,15 @@ class Writer(FormulaWriter):
 
     def name_results(self, operation: str, name: str) -> str:
         """See `FormulaWriter`. Triton 3.2 needs a name for each of several results."""
-        pair = ", ".join(f"{name}_{item}" for item in ITEMS)
-        return pair if operation.startswith(BY_ROOT) else name
+        pair = ", ".join(f"{name}_{item}" for item in graph_passes.ITEMS)
+        return pair if operation.startswith(graph_passes.BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
         """Return the expression of an operation; flush the result if it may be denormal."""
-        if operation.startswith(BY_ROOT):
-            options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
+        if operation.startswith(graph_passes.BY_ROOT):
+            options = f"{operation == graph_passes.BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
-        if operation in ITEMS:
+        if operation in graph_passes.ITEMS:
             return f"{operands[0]}_{operation}"
         text = (
             f"divide({', '.join(operands)})"
@@ -363,18 +364,22 @@ class Element:
             start, elements: Expressions: an offset, and indices relative to the offset.
             masked: True to leave out elements from `length` on.
         """
-        call_args = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
+        extra_args = self.extra_arguments(start)
+        call_args = [*self.arguments, *extra_args, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
-    def define_functions(self, *extra_parameters: str) -> str:
-        """Return the source of all called functions, then of `element`.
+    def extra_parameters(self) -> list[str]:
+        """Return the parameters of `element` between scalars and `at`; none here."""
+        return []
 
-        Args:
-            extra_parameters: Parameters of `element` after pointers and scalars.
-        """
-        parameters = ", ".join(
-            [*self.arguments, *extra_parameters, "at", "length", "MASKED: tl.constexpr"]
-        )
+    def extra_arguments(self, start: str) -> list[str]:
+        """Return the expressions of `extra_parameters` for elements from the offset `start` on."""
+        return []
+
+    def define_functions(self) -> str:
+        """Return the source of all called functions, then of `element`."""
+        names = [*self.arguments, *self.extra_parameters()]
+        parameters = ", ".join([*names, "at", "length", "MASKED: tl.constexpr"])
         functions = self.called_functions().values()
         return "\n\n\n".join([*functions, define_element(parameters, self.update_element())]) + "\n"
 
@@ -484,7 +489,7 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
         chunk=CHUNK,
         block=block,
         n_scalars=len(update.scalars),
-        scalars=load_scalars(element, "scalars + row + "),
+        scalars=load_scalars(element.writer, len(update.scalars), "scalars + row + "),
         pointers=element.point_at_streams(f"base + tensor * {len(update.storage)} + "),
         whole=element.call_over("start", elements, False),
         rest=element.call_over("begin", elements, True),
@@ -495,7 +500,6 @@ def assemble_kernel(
     element: Element,
     lines: list[str],
     *integers: str,
-    extra_parameters: Sequence[str] = (),
     threads: int = THREADS,
     imports: str = "",
 ) -> Kernel:
@@ -505,20 +509,18 @@ def assemble_kernel(
         element: Writer of the function that updates a block.
         lines: The lines of the kernel function.
         integers: Names of integer parameters of the kernel.
-        extra_parameters: As for `Element.define_functions`.
     """
     compute, fast = element.writer.compute, element.writer.fast
-    functions = element.define_functions(*extra_parameters)
-    definitions = f"{write_header(compute, fast)}{imports}\n\n{functions}"
+    definitions = f"{write_header(compute, fast)}{imports}\n\n{element.define_functions()}"
     attributes = {"integers": integers, "kind": compute, "fast": fast, "threads": threads}
     attributes["vectors"] = tuple(element.update.vectors)
     return name_kernel(definitions, lines, element.update.scalars, **attributes)
 
 
-def load_scalars(element: Element, start: str) -> list[str]:
+def load_scalars(writer: Writer, count: int, start: str) -> list[str]:
     """Return lines that load s0, s1, ..., the scalars of the formulas, from the address `start`."""
-    values = [f"tl.load({start}{index})" for index in range(len(element.update.scalars))]
-    return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
+    values = [f"tl.load({start}{index})" for index in range(count)]
+    return [f"s{k} = {writer.flush_value(value)}" for k, value in enumerate(values)]
 
 
 def elements_per_load(storage: Sequence[str]) -> int:

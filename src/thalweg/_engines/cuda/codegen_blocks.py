@@ -89,9 +89,7 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     element.writer.group = min(element.block // THREADS, group_limit)
     parameters = ["places"] * (update.draws or bool(traced.blocks))
     program = write_dense(element, element.block, element.places_of_tile(), *parameters)
-    kernel = assemble_kernel(
-        element, program, extra_parameters=element.extra_parameters, imports=BLOCKWISE
-    )
+    kernel = assemble_kernel(element, program, imports=BLOCKWISE)
     # Four programs instead of three run at once, for less than 1 % more instructions. Kernels that
     # also draw bits or join split weights would spill registers.
     draws_whole_groups = bool(traced.blocks) and element.block == THREADS * GROUP
@@ -116,10 +114,6 @@ class _Element(Element):
         blocks = {codec.block: codec for codec in update.blocks.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
         self._prepared_nodes = self._prepare_results()
-        self.extra_parameters = ["begin", "origin"] if update.blocks else []
-        self.extra_parameters += (
-            ["number", "position", "WHOLE: tl.constexpr"] if update.random_streams else []
-        )
 
     # The program around it
 
@@ -158,13 +152,13 @@ class _Element(Element):
                 lines.append(f"{names} = dynamic8_tables(tl.program_id(0), {codec.positive})")
         return lines
 
-    def call_over(self, start: str, elements: str, masked: bool) -> str:
-        extra_args = [start, "position"] if self.update.blocks else []
-        extra_args += (
-            ["number", f"position + {start}", "ALIGNED"] if self.update.random_streams else []
-        )
-        call_args = [*self.arguments, *extra_args, f"{start} + {elements}", "length", str(masked)]
-        return f"element({', '.join(call_args)})"
+    def extra_parameters(self) -> list[str]:
+        of_bits = ["number", "position", "WHOLE: tl.constexpr"] * bool(self.update.random_streams)
+        return ["begin", "origin"] * bool(self.update.blocks) + of_bits
+
+    def extra_arguments(self, start: str) -> list[str]:
+        of_bits = ["number", f"position + {start}", "ALIGNED"] * bool(self.update.random_streams)
+        return [start, "position"] * bool(self.update.blocks) + of_bits
 
     # The function
 

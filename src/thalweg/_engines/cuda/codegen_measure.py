@@ -5,21 +5,24 @@ A program computes one leaf, in the order of `thalweg._engines.reduction_order`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thalweg._engines.codegen import Measurement, fill
-from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.codegen_measure import Sweep, Targets
 from thalweg._engines.cuda.codegen import (
     BLOCKWISE,
     Kernel,
     Writer,
     define_element,
+    load_scalars,
     name_kernel,
     write_header,
 )
 from thalweg._engines.formula_graph import FormulaGraph
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LOCAL_PREFIX
 from thalweg._engines.reduction_order import LANES, LEAF
+from thalweg._engines.row_column_reductions import places_for
 
 if TYPE_CHECKING:
     from thalweg._engines.codecs.codec import Codec
@@ -30,6 +33,7 @@ _STAGE_LITERAL = "_stage_literal"
 # The lanes of a program are in parts: adding two parts moves nothing between threads, and the
 # remaining tree is over the lanes of one part.
 _PARTS = 2
+_ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 _PART = LANES // _PARTS
 
 # The length of a leaf is an argument: Triton would unroll a loop of constant length, and it would
@@ -106,46 +110,46 @@ _MAGNITUDES = {
 }
 
 
-class Program:
+class Program(Sweep):
     """Writer of the parts of a reduction kernel.
 
     Args:
-        sweep: The streams that the kernel reads and the formulas that it computes.
+        measurement: The formulas, and the memory that they read.
         flush: True to treat denormals as zero.
     """
 
-    def __init__(self, sweep: Sweep, flush: bool) -> None:
-        self.sweep = sweep
+    def __init__(self, measurement: Measurement, flush: bool) -> None:
+        super().__init__(measurement)
         self._double = Writer("float64", flush)
-        self._single = Writer(sweep.compute, flush, literal=_STAGE_LITERAL)
+        self._single = Writer(self.compute, flush, literal=_STAGE_LITERAL)
 
     def define_functions(self) -> str:
         """Return the text before the kernel function: imports, transforms, decoders, `element`."""
-        imports = BLOCKWISE if self.sweep.codecs else ""
+        imports = BLOCKWISE if self.codecs else ""
         literal = "literal32" if self._single.compute == "float32" else "literal64"
         module = "thalweg._engines.cuda.device_functions"
         imports += f"from {module} import {literal}\n{_STAGE_LITERAL} = {literal}\n"
         header = f"{write_header('float64')}{imports}\n\n"
-        stages = enumerate(self.sweep.stages)
+        stages = enumerate(self.stages)
         functions = [self._single.define_function(f"stage{k}", stage) for k, stage in stages]
-        functions += self.sweep.define_decoders(self._single)
-        parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
+        functions += self.define_decoders(self._single)
+        parameters = ", ".join([*self.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = define_element(parameters, self._measure_element())
         return header + "\n\n\n".join([*functions, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
         """Return the body of `element`: loads, transforms of the gradient, then formulas."""
-        lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
-        for index, stage in enumerate(self.sweep.stages):
+        lines = [line for stream in self.used for line in self._read_stream(stream)]
+        for index, stage in enumerate(self.stages):
             scalar_args = [
-                f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
+                f"{self.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
             ]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_args])})")
-        if self.sweep.stages:
+        if self.stages:
             lines.append("e1 = e1.to(tl.float64)")
-        for index, measure in enumerate(self.sweep.measures):
+        for index, measure in enumerate(self.measures):
             lines += self._write_measure(measure, index)
-        names = ", ".join(f"m{index}" for index in range(len(self.sweep.measures)))
+        names = ", ".join(f"m{index}" for index in range(len(self.measures)))
         return [*lines, f"return {names}"]
 
     def _read_stream(self, stream: int) -> list[str]:
@@ -153,15 +157,13 @@ class Program:
 
         If there are stages, a gradient is loaded in the dtype of the stages.
         """
-        if codec := self.sweep.codecs.get(stream):
+        if codec := self.codecs.get(stream):
             return self._decode(stream, codec)
-        writer = self._single if stream == 1 and self.sweep.stages else self._double
-        value = writer.read_value(
-            f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream]
-        )
+        writer = self._single if stream == 1 and self.stages else self._double
+        value = writer.read_value(f"load(p{stream}, at, length, MASKED)", self.storage[stream])
         lines = [f"e{stream} = {value}"]
-        if self.sweep.copy is not None and stream == 0:
-            lines += self._double.resume_at_copy("e0", self.sweep.storage, "at", "length", "MASKED")
+        if self.copy is not None and stream == 0:
+            lines += self._double.resume_at_copy("e0", self.storage, "at", "length", "MASKED")
         return lines
 
     def _decode(self, stream: int, codec: Codec) -> list[str]:
@@ -171,18 +173,18 @@ class Program:
             stream=stream,
             within=codec.block - 1,
             scale=self._single.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)"),
-            **self.sweep.codec_fields(codec),
+            **self.codec_fields(codec),
         )
         value = self._double.read_value(f"decoded{stream}", "float32")
         return [*lines, f"e{stream} = {value}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         """Return lines that compute formula `index` in float64; missing elements become 0."""
-        is_like_update = self.sweep.are_like_update[index]
+        is_like_update = self.are_like_update[index]
         writer = self._single if is_like_update else self._double
         cast = f".to(tl.{writer.compute})" if is_like_update else ""
         lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
-        scalar = {**self.sweep.scalar, **self.sweep.vectors}
+        scalar = {**self.scalar, **self.vectors}
         return [
             *(f"{LOCAL_PREFIX}{k} = e{k}{cast}" for k in formula_graph.streams),
             *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in formula_graph.scalars),
@@ -201,31 +203,25 @@ class Program:
         return self._double.flush_value(value)
 
     def load_scalars(self) -> list[str]:
-        """Return lines that load the scalars of a tensor as s0, s1, ..."""
-        values = [f"tl.load(scalars + row + {k})" for k in range(len(self.sweep.scalars))]
-        return [f"s{k} = {self._double.flush_value(value)}" for k, value in enumerate(values)]
+        return load_scalars(self._double, len(self.scalars), "scalars + row + ")
 
     def point_at_leaf(self) -> list[str]:
         """Return lines that point at the first element of the leaf in each stream."""
         lines: list[str] = []
-        for stream in self.sweep.read:
-            address = f"base + tensor * {len(self.sweep.storage)} + {stream}"
-            if codec := self.sweep.codecs.get(stream):
+        for stream in self.read:
+            address = f"base + tensor * {len(self.storage)} + {stream}"
+            if codec := self.codecs.get(stream):
                 template = "p{stream} = records({place}, tl.{kind}) + offset // {block} * {record}"
-                fields = self.sweep.codec_fields(codec)
+                fields = self.codec_fields(codec)
                 lines.append(template.format(stream=stream, place=address, **fields))
                 continue
-            kind = f"tl.{self.sweep.storage[stream]}"
+            kind = f"tl.{self.storage[stream]}"
             lines.append(f"p{stream} = pointer({address}, {kind}, ALIGNED) + offset")
         return lines
 
     def begin_sums(self) -> list[str]:
         """Return lines that set the sums of all lanes to zero."""
-        names = [
-            f"sum{k}_{segment}"
-            for k in range(len(self.sweep.measures))
-            for segment in range(_PARTS)
-        ]
+        names = [name for k in range(len(self.measures)) for name in _name_parts(k)]
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
@@ -235,13 +231,13 @@ class Program:
             start: An expression for the index of the first added element in the leaf.
             masked: True to leave out elements from `length` on.
         """
-        values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
+        values = ", ".join(f"value{index}" for index in range(len(self.measures)))
         lines: list[str] = []
         for segment in range(_PARTS):
             offsets = f"{start} + {segment * _PART} + tl.arange(0, {_PART})"
-            call_args = ", ".join([*self.sweep.arguments, offsets, "length", str(masked)])
+            call_args = ", ".join([*self.arguments, offsets, "length", str(masked)])
             lines.append(f"{values} = element({call_args})")
-            for index in range(len(self.sweep.measures)):
+            for index in range(len(self.measures)):
                 total = self._double.flush_value(f"sum{index}_{segment} + value{index}")
                 lines.append(f"sum{index}_{segment} = {total}")
         return lines
@@ -249,34 +245,89 @@ class Program:
     def fold_sums(self) -> list[str]:
         """Return lines that sum all lanes, by repeatedly adding the upper to the lower half."""
         lines: list[str] = []
-        for index in range(len(self.sweep.measures)):
-            segments = _PARTS
-            while segments > 1:
-                segments //= 2
-                for segment in range(segments):
-                    pair = f"sum{index}_{segment} + sum{index}_{segment + segments}"
-                    lines.append(f"sum{index}_{segment} = {self._double.flush_value(pair)}")
-            lines += [f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+        for k in range(len(self.measures)):
+            reduction = LaneReduction(self, k, "sum")
+            lines += [*reduction.fold(_name_parts(k)), f"sum{k} = sum{k}_0"]
+            lines += reduction.fold_lanes(f"sum{k}", _PART)
         return lines
 
-    def fold_lanes(
-        self, name: str, lanes: int, values_per_lane: int = 1, fold: str = "fold"
-    ) -> list[str]:
+    def store_sums(self) -> list[str]:
+        count = len(self.measures)
+        addresses = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
+        return [f"tl.store({address}, sum{k})" for k, address in enumerate(addresses)]
+
+
+def _name_parts(measure: int) -> list[str]:
+    """Return the names of the parts of a measure's running sums."""
+    return [f"sum{measure}_{segment}" for segment in range(_PARTS)]
+
+
+class LaneReduction(Targets):
+    """Reduction of a formula, shared by all measures with equal formula and equal reduction.
+
+    Args:
+        reduce: The reduction, "sum" or "largest".
+
+    Attributes:
+        value: The name of an element's value.
+        name: The prefix of names of partial results.
+        zero: The neutral element of the reduction.
+    """
+
+    def __init__(self, program: Program, value: int, reduce: str) -> None:
+        super().__init__()
+        self._program, self._reduce = program, reduce
+        self.value, self.name, self.zero = f"v{value}", f"{reduce}{value}", _ZERO[reduce]
+        self._lanes_fold = {"sum": "fold", "largest": "fold_largest"}[reduce]
+
+    def begin(self, name: str, lanes: int) -> str:
+        """Return a line that sets all lanes to the neutral element."""
+        return f"{name} = tl.full(({lanes},), {self.zero}, tl.float64)"
+
+    def join(self, a: str, b: str) -> str:
+        """Return the expression that reduces two values."""
+        expression = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
+        return self._program.flush_value(expression)
+
+    def fold(self, names: Sequence[str]) -> list[str]:
+        """Return lines that reduce the kernel's variables `names` into the first, by halves.
+
+        If the number of names is no power of two, names without a partner are left unchanged.
+        """
+        lines: list[str] = []
+        count = len(names)
+        while count > 1:
+            half = places_for(count) // 2
+            lines += [
+                f"{low} = {self.join(low, high)}"
+                for low, high in zip(names, names[half:count], strict=False)
+            ]
+            count = half
+        return lines
+
+    def fold_lanes(self, name: str, lanes: int, values_per_lane: int = 1) -> list[str]:
         """Return lines that reduce the lanes of `name` to one, by combining halves repeatedly.
 
-        A lane has `values_per_lane` numbers. `fold` names the kernel function that combines halves.
+        A lane has `values_per_lane` numbers.
         """
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2
-            folded = self._double.flush_value(f"{fold}({name}, {lanes * values_per_lane})")
-            lines.append(f"{name} = {folded}")
+            folded = f"{self._lanes_fold}({name}, {lanes * values_per_lane})"
+            lines.append(f"{name} = {self._program.flush_value(folded)}")
         return lines
 
-    def store_sums(self) -> list[str]:
-        count = len(self.sweep.measures)
-        addresses = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
-        return [f"tl.store({address}, sum{k})" for k, address in enumerate(addresses)]
+    def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
+        """Return lines that store a value for all measures of this reduction over `scope`.
+
+        Args:
+            scope: "row", "column" or "variable".
+            offset, value: Expressions.
+            mask: An expression; "" to store all values.
+        """
+        mask_argument = f", mask={mask}" if mask else ""
+        targets = self.targets.get(scope, ())
+        return [f"tl.store(target{k} + {offset}, {value}{mask_argument})" for k in targets]
 
 
 def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
@@ -289,13 +340,12 @@ def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
     Raises:
         RuleError: A formula takes too many values, or returns several.
     """
-    sweep = Sweep(measurement)
-    program = Program(sweep, flush)
+    program = Program(measurement, flush)
     lines = fill(
         _MEASURE,
         leaf=LEAF,
         lanes=LANES,
-        n_scalars=len(sweep.scalars),
+        n_scalars=len(program.scalars),
         scalars=program.load_scalars(),
         pointers=program.point_at_leaf(),
         begin=program.begin_sums(),
@@ -304,8 +354,8 @@ def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
         fold=program.fold_sums(),
         keep=program.store_sums(),
     )
-    attributes = {"integers": ("whole",), "measures": len(sweep.measures)}
-    return name_kernel(program.define_functions(), lines, sweep.scalars, **attributes)
+    attributes = {"integers": ("whole",), "measures": len(program.measures)}
+    return name_kernel(program.define_functions(), lines, program.scalars, **attributes)
 
 
 def generate_peak(kind: str) -> Kernel:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thalweg._engines.cuda.codegen import THREADS, Kernel
-from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, RowParts
+from thalweg._engines.cuda.codegen_measure import LaneReduction
+from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder, name_parts
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 
 # A table row of a tensor: its vectors, rows and columns of its matrices, numbers of tiles down and
@@ -47,8 +48,15 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 _ROWS_PER_PASS = 2
 
 
-class _Tile(RowParts):
-    """Writer of the reductions of a tile."""
+class _Tile:
+    """Writer of the reductions of a tile.
+
+    Args:
+        parts, lanes: Number of parts of a row, and of elements of a part.
+    """
+
+    def __init__(self, reductions: Sequence[LaneReduction], parts: int, lanes: int) -> None:
+        self.reductions, self.parts, self.lanes = reductions, parts, lanes
 
     def add_part(self, row: int, segment: int) -> list[str]:
         """Return lines that add one part of a row to the row and column results."""
@@ -66,7 +74,10 @@ class _Tile(RowParts):
         for reduction in self.reductions:
             if "row" not in reduction.targets:
                 continue
-            rows = [self.names(f"row{row}_{reduction.name}") for row in range(_ROWS_PER_PASS)]
+            rows = [
+                name_parts(f"row{row}_{reduction.name}", self.parts)
+                for row in range(_ROWS_PER_PASS)
+            ]
             for names in rows:
                 lines += reduction.fold(names)
             block_name, joined_rows = f"rows_{reduction.name}", _join_blocks([x[0] for x in rows])
@@ -81,14 +92,14 @@ class _Tile(RowParts):
         """Return lines that store column and variable results, after the last row."""
         lines: list[str] = []
         for reduction in self.reductions:
-            names = self.names(reduction.name)
+            names = name_parts(reduction.name, self.parts)
             for segment, name in enumerate(names):
                 offset = f"band * columns + start + {segment * self.lanes} + lane"
                 mask = f"lane < count - {segment * self.lanes}"
                 lines += reduction.store("column", offset, name, mask)
             if "variable" in reduction.targets:
                 lines += reduction.fold(names)
-                lines += reduction.fold_lanes(names[0], self.lanes, 1)
+                lines += reduction.fold_lanes(names[0], self.lanes)
                 lines += reduction.store("variable", "tile + tl.arange(0, 1)", names[0])
         return lines
 
@@ -146,7 +157,7 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
         tile_columns=TILE_COLUMNS,
         lanes=lanes,
         at_once=_ROWS_PER_PASS,
-        begin=[*begin, *tile.begin()],
+        begin=[*begin, *builder.begin(len(segments), lanes)],
         each=[*rows, *tile.end_rows()],
         end=tile.end(),
     )

@@ -65,16 +65,11 @@ class _Summed(Element):
     """Writer that updates a row once, with the sum of its entries in the variable's dtype."""
 
     def pointed_streams(self) -> list[int]:
-        return [
-            pointed_stream for pointed_stream in super().pointed_streams() if pointed_stream != 1
-        ]
+        return [stream for stream in super().pointed_streams() if stream != 1]
 
     def read_value(self, stream: int) -> list[str]:
-        return (
-            super().read_value(stream)
-            if stream != 1
-            else [f"{self.update.name_of(1)} = sum_of_entries"]
-        )
+        sum_line = f"{self.update.name_of(1)} = sum_of_entries"
+        return [sum_line] if stream == 1 else super().read_value(stream)
 
     def streams_ahead(self) -> list[int]:
         """Return the streams that are loaded before the entries are summed."""
@@ -83,8 +78,8 @@ class _Summed(Element):
     def load_value(self, stream: int) -> str:
         return f"ahead{stream}" if stream in self.streams_ahead() else super().load_value(stream)
 
-    def extra_arguments(self) -> list[str]:
-        """Return parameters of `element` after pointers and scalars: the sum, loaded streams."""
+    def extra_parameters(self) -> list[str]:
+        """Return further parameters of `element`: the sum, and loaded streams."""
         return ["sum_of_entries", *(f"ahead{stream}" for stream in self.streams_ahead())]
 
     def update_row(self) -> list[str]:
@@ -112,7 +107,7 @@ class _Summed(Element):
         return self.writer.read_value(self.writer.value_to_store(value, kind), kind)
 
     def _call_element(self) -> str:
-        extra_args = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
+        extra_args = ["found", *self.extra_parameters()[1:], "at", "width", "True"]
         return f"element({', '.join([*self.arguments, *extra_args])})"
 
 
@@ -167,15 +162,12 @@ def generate_rows(
         _ROWS,
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
         block=threads * elements_per_load(update.storage),
-        scalars=load_scalars(element, "scalars + "),
+        scalars=load_scalars(element.writer, len(update.traced.scalars), "scalars + "),
         pointers=element.point_at_streams("base + "),
         gradient=f"tl.{update.storage[1]}",
         update=element.update_row(),
     )
-    extra_parameters = element.extra_arguments()
-    return assemble_kernel(
-        element, lines, "count", "width", extra_parameters=extra_parameters, threads=threads
-    )
+    return assemble_kernel(element, lines, "count", "width", threads=threads)
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
@@ -192,7 +184,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         chunk=CHUNK,
         share=elements_per_thread,
         block=THREADS * elements_per_thread,
-        scalars=load_scalars(element, "scalars + "),
+        scalars=load_scalars(element.writer, len(update.traced.scalars), "scalars + "),
         pointers=element.point_at_streams("base + "),
         arguments=", ".join(element.arguments),
     )

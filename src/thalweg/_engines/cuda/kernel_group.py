@@ -18,8 +18,7 @@ from thalweg._engines.array_types import Array, Int64, enumerate_runs
 from thalweg._engines.codegen import distinct_formulas, find_codecs
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, WIDTH
-from thalweg._engines.cuda.device_scalars import Rows
-from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
+from thalweg._engines.cuda.host_device_mirror import Mirror, Rows, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
 from thalweg._engines.kernel_streams import streams_of
 from thalweg._engines.protocol import (
@@ -64,7 +63,10 @@ class Group:
         base = np.ascontiguousarray(kernel_streams.base[:, :n_streams])
         self._base = Mirror(base, device)
         self._table: Tensor | None = None  # addresses on the device, once this step has sent them
-        self._is_aligned = bool((base[:, _are_elements(kernel_streams.names)] % WIDTH == 0).all())
+        codecs = find_codecs(kernel_streams.names)
+        # Records of codes are never read by wide loads.
+        singles = [k for k in range(n_streams) if k not in codecs or codecs[k].is_beside]
+        self._is_aligned = bool((base[:, singles] % WIDTH == 0).all())
         # The kernel's arguments after tables and scalars.
         self._extra_arguments: tuple[Tensor, ...] = ()
         # Whether the chunks of all variables begin at groups of random bits.
@@ -228,12 +230,6 @@ class Group:
         arguments = (self._send_addresses(), self._leaves.chunks, sizes, peaks, peaks, n_streams)
         launch.peak_kernel(storage).bind_to((len(peaks), 1), arguments, self._all_aligned()).run()
         return self._leaves.largest_of(peaks, storage)
-
-
-def _are_elements(names: Sequence[str]) -> list[bool]:
-    """Return for each stream True if numbers are stored singly, False for blocks of codes."""
-    codecs = find_codecs(names)
-    return [k not in codecs or codecs[k].is_beside for k in range(len(names))]
 
 
 class _Leaves:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from thalweg.errors import RuleError
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
-    from thalweg._engines.cuda.reduction_layouts import Layout
+    from thalweg._engines.cuda.codegen_partial_reductions import Layout
 
 Argument = Tensor | int
 _compiling = Awaited()
@@ -44,9 +44,9 @@ class Compiled:
         vectors: Names of row and column vectors, in the order of the table.
     """
 
-    def __init__(self, kernel: Kernel, compute: type[np.floating[Any]]) -> None:
-        self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
-        self.vectors = kernel.vectors
+    def __init__(self, kernel: Kernel) -> None:
+        self.scalars, self.dtype = kernel.scalars, np.dtype(kernel.kind).type
+        self.measures, self.vectors = kernel.measures, kernel.vectors
         self._kernel = kernel
         self._starters: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
@@ -104,18 +104,6 @@ def _make_empty_argument(name: str, argument: Argument) -> Argument:
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument
     return 0 if name in ("width", "elements") else argument
-
-
-class Bound(Protocol):
-    """Kernel with its arguments."""
-
-    def make_calls(self) -> list[Callable[[], Any]]:
-        """Return functions that launch on the current stream: C functions unless interpreted."""
-        ...
-
-    def run(self) -> None:
-        """Launch the kernel now."""
-        ...
 
 
 class Binary(NamedTuple):
@@ -229,6 +217,11 @@ class _Interpreted:
                 function[self._grid](*self._arguments, ALIGNED=self._aligned)
 
 
+# Kernel with its arguments: `make_calls` returns functions that launch on the current stream, `run`
+# launches now.
+Bound = driver.Launch | _Interpreted
+
+
 @cache
 def update_kernel(
     update: Update,
@@ -250,13 +243,13 @@ def update_kernel(
         kernel = generate_update(update, name, flush, fast)
     else:
         kernel = generate_rows(update, name, flush, duplicates, fast, threads)
-    return Compiled(kernel, compute)
+    return Compiled(kernel)
 
 
 @cache
 def sum_kernel(measurement: Measurement, flush: bool) -> Compiled:
     """Return the kernel that sums formulas over leaves; arguments as for `generate_measure`."""
-    return Compiled(generate_measure(measurement, flush), np.float64)
+    return Compiled(generate_measure(measurement, flush))
 
 
 @cache
@@ -270,17 +263,17 @@ def lines_kernel(
         from thalweg._engines.cuda.codegen_small_matrices import generate_short
     builder = MeasureBuilder(measures, measurement, flush)
     if layout.sides:
-        return Compiled(generate_short(builder, layout.sides), np.float64)
-    return Compiled(generate_lines(builder, layout.columns), np.float64)
+        return Compiled(generate_short(builder, layout.sides))
+    return Compiled(generate_lines(builder, layout.columns))
 
 
 @cache
 def peak_kernel(kind: str) -> Compiled:
     """Return the kernel for the largest magnitude of each leaf, for the storage dtype `kind`."""
-    return Compiled(generate_peak(kind), np.float64)
+    return Compiled(generate_peak(kind))
 
 
 @cache
 def combine_kernel() -> Compiled:
     """Return the kernel that adds up leaves; see `thalweg._engines.cuda.tree_reduction`."""
-    return Compiled(generate_combine(), np.float64)
+    return Compiled(generate_combine())

@@ -13,9 +13,9 @@ from thalweg._base.lazy import lazy
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.array_types import enumerate_runs
 from thalweg._engines.cuda.codegen import THREADS
+from thalweg._engines.cuda.codegen_partial_reductions import Layout, layout_of
 from thalweg._engines.cuda.host_device_mirror import send_constant
 from thalweg._engines.cuda.launch import Compiled
-from thalweg._engines.cuda.reduction_layouts import Layout, layout_of
 from thalweg._engines.row_column_reductions import TileMeasures, make_line_rows, view_of
 
 

@@ -12,8 +12,7 @@ from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, elements_per_load
-from thalweg._engines.cuda.device_scalars import Rows
-from thalweg._engines.cuda.host_device_mirror import Mirror, is_capturing, send_constant
+from thalweg._engines.cuda.host_device_mirror import Mirror, Rows, is_capturing, send_constant
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, assert_in_range

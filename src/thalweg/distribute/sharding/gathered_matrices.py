@@ -37,7 +37,7 @@ from thalweg.distribute.sharding.shard_index import sharded_tensor
 
 
 class GatheredMatrices:
-    """Matrices of a step, divided over ranks; see `thalweg._engines.staged_step.Matrices`.
+    """Matrices of a step, divided over ranks; replaces `_engines.staged_step.WholeMatrices`.
 
     Args:
         group: The ranks.
