@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from thalweg._engines.cpu.work_table import Table
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
     from thalweg._engines.codegen import Measurement
-    from thalweg._engines.cpu.compiled_loops import Loop
 
 
 # Kernels over at most so many elements hold Python's lock: no other thread can free their memory.
@@ -106,15 +105,19 @@ def update_kernel(
 
 
 @cache
-def jit_loop(*functions: Callable[..., Any]) -> Loop:
-    """Return a compiled function over arrays and integers.
-
-    Args:
-        functions: The Python function, followed by the functions that it calls.
-    """
+def group_kernel(index: str) -> Compiled:
+    """Return the compiled kernel that groups sparse entries by row; see `generate_grouping`."""
     with importing:
-        from thalweg._engines.cpu.compiled_loops import Loop
-    return Loop(*functions)
+        from thalweg._engines.cpu.codegen_sparse import generate_grouping
+    return Compiled(generate_grouping(index), np.float64)
+
+
+@cache
+def gap_kernel() -> Compiled:
+    """Return the compiled kernel that lists rows without entries; see `generate_gaps`."""
+    with importing:
+        from thalweg._engines.cpu.codegen_sparse import generate_gaps
+    return Compiled(generate_gaps(), np.float64)
 
 
 @cache
