@@ -44,7 +44,9 @@ class Compiled:
         self.measures, self.vectors = kernel.measures, vectors
         self.address = kernel_cache.address_of(kernel.name, kernel.source)
 
-    def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
+    def bind_table(
+        self, table: Table, scalars: Array, flush: bool, *results: int
+    ) -> Callable[[], object]:
         """Return a C function without arguments that runs the kernel over a work table.
 
         Args:
@@ -52,8 +54,9 @@ class Compiled:
             scalars: (rows, scalars) contiguous, in the kernel's dtype. Tensor i reads the row
                 `table.scalar_row[i]`.
             flush: True if denormals are treated as zero.
+            results: As for `Table.fill_argument`.
         """
-        argument = table.fill_argument(scalars, flush)
+        argument = table.fill_argument(scalars, flush, *results)
         threads = threads_for(len(table.bounds) - 1, table.elements)
         return self.bind_argument(argument, threads, table.elements)
 
