@@ -22,7 +22,6 @@ from kernels import forget, made
 from rulebook import KEEP, Problem, take, update_case
 from thalweg import PerformanceWarning, Rule, RuleError
 from thalweg._engines.cpu import codegen, codegen_measure, guard_table, machine_code
-from thalweg._engines.cpu.compiled_loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
 
@@ -582,63 +581,6 @@ def test_processes_may_compile_one_kernel_at_once(folder):
         outputs = {process.done().stdout for process in processes}
     assert len(outputs) == 1
     assert outputs != {""}
-
-
-# Loops
-
-
-def scaled(values, factor, expected):
-    count = 0
-    for row in range(values.shape[0]):
-        for column in range(values.shape[1]):
-            values[row, column] = shifted(values[row, column]) * factor
-            count += expected[column]
-    return count, values.shape[1]
-
-
-def shifted(value):
-    return value + 1
-
-
-def last(values):
-    return values[len(values) - 1]
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, np.float32, np.float64])
-def test_compiled_loop_equals_its_python(dtype):
-    values, expected_values = (np.arange(6, dtype=dtype).reshape(2, 3) for _ in range(2))
-    expected = np.array([True, False, True])
-    assert Loop(scaled, shifted)(values, np.int64(3), expected) == (4, 3)
-    for place in np.ndindex(expected_values.shape):
-        expected_values[place] = (expected_values[place] + 1) * 3
-    np.testing.assert_array_equal(values, expected_values)
-
-
-def test_a_loop_returns_one_number():
-    assert Loop(last)(np.array([3, -5])) == -5
-
-
-def test_compiled_loop_reads_read_only_arrays():
-    values = np.array([3, -5])
-    values.flags.writeable = False
-    assert Loop(last)(values) == -5
-
-
-def test_a_loop_takes_empty_arrays():
-    assert Loop(scaled, shifted)(np.ones((0, 3)), 3, np.ones(3, bool)) == (0, 3)
-
-
-REFUSED_BY_LOOPS = {
-    "strided": np.arange(6)[::2],
-    "float": 0.5,
-    "list": [1],
-}
-
-
-@pytest.mark.parametrize("values", REFUSED_BY_LOOPS.values(), ids=REFUSED_BY_LOOPS)
-def test_compiled_loop_rejects_arguments_without_address(values):
-    with pytest.raises(TypeError):
-        Loop(last)(values)
 
 
 def test_importing_thalweg_does_not_import_llvm():

@@ -13,7 +13,7 @@ from rulebook import assert_same, bits, values
 from thalweg._core import atomic_section
 from thalweg._engines import Dispatcher, Selection, philox, random_bits
 from thalweg._engines.cpu import codegen_blocks, launch
-from thalweg._engines.cpu.codegen_random_bits import draw_for
+from thalweg._engines.cpu.codegen_blocks import draw_for
 from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import Rule, Slot
 

@@ -91,8 +91,8 @@ def test_thread_team_checks_every_tensor(
 ) -> None:
     threads(count)
     calls: list[int] = []
-    routine = guard_table.parts_routine
-    monkeypatch.setattr(guard_table, "parts_routine", lambda: calls.append(1) or routine())
+    routine = guard_table.routine_address
+    monkeypatch.setattr(guard_table, "routine_address", lambda x: calls.append(1) or routine(x))
     weights = params(COUNT)
     set_grads(weights, 0)
     table, cells = _snapshot_of(weights)
@@ -136,8 +136,10 @@ def test_thread_team_detects_every_change(
     threads(2)
     monkeypatch.setattr(replay_block, "TEAM_MIN_TENSORS", 1)
     calls_of_team: list[int] = []
-    routine = guard_table.parts_routine
-    monkeypatch.setattr(guard_table, "parts_routine", lambda: calls_of_team.append(1) or routine())
+    routine = guard_table.routine_address
+    monkeypatch.setattr(
+        guard_table, "routine_address", lambda x: calls_of_team.append(1) or routine(x)
+    )
 
     def made(seed: int) -> tuple[Any, list[Parameter]]:
         weights = params(5)

@@ -12,7 +12,7 @@ from thalweg._core.gradient_stats import PlainRange
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.replay import Launch
 from thalweg._engines.cpu import replay_global_norm
-from thalweg._engines.cpu.replay_routines import norm_routine
+from thalweg._engines.cpu.replay_routines import routine_address
 
 if TYPE_CHECKING:
     from thalweg._engines.cpu.reductions import Sweep
@@ -48,7 +48,7 @@ class ReplayedGlobalNorm:
             (replay_global_norm.SWEEPS, replay_global_norm.ROWS), records, strict=True
         ):
             words[place], words[place + 1] = len(record), record.ctypes.data
-        words[replay_global_norm.ROUTINE] = norm_routine()
+        words[replay_global_norm.ROUTINE] = routine_address("clip")
         self.address = words.ctypes.data
 
     def set(self, transforms: GradientTransforms, plain_range: PlainRange) -> None:

@@ -19,7 +19,7 @@ from thalweg._engines.cpu.replay_records import (
     rule_scalars_record,
     set_row_count,
 )
-from thalweg._engines.cpu.replay_routines import measures_routine
+from thalweg._engines.cpu.replay_routines import routine_address
 from thalweg._engines.cpu.scalar_program import NONE
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ class VariableScalars:
         names, target_rows = target
         (record,) = make_program_records(1)
         program.place(record, names, 0, 1)
-        self.kernel = SimpleNamespace(address=measures_routine(), scalars=program.names)
+        self.kernel = SimpleNamespace(
+            address=routine_address("set_rule_scalars"), scalars=program.names
+        )
         self.rows = np.zeros((len(target_rows), len(program.names)))
         self.letter = "f" if program.is_narrow else "d"
         slot_dtype = torch.float32 if program.is_narrow else torch.float64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -163,6 +163,16 @@ class Element:
         header = HEADER.format(literal=LITERAL, compute=self.compute)
         return header + "\n\n".join(definitions.values()) + "\n"
 
+    def point_at_chunk(self) -> list[str]:
+        """Return lines that set address `at{k}` and pointer `p{k}` of each tensor k of a chunk."""
+        lines: list[str] = []
+        for stream, kind in enumerate(self.update.storage):
+            start = "grad_offset" if self.update.grad and stream == 1 else "offset"
+            first = first_of(self.update, stream)
+            lines.append(f"at{stream} = {first} + {start} * {STORAGE[kind].size}")
+            lines.append(f"p{stream} = {STORAGE[kind].pointer}(at{stream})")
+        return lines
+
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
         """Return lines that load an element's inputs, compute the formula, and store the results.
 
@@ -229,43 +239,30 @@ class Element:
 def generate_update(update: Update, compute: str) -> Kernel:
     """Return the kernel that updates chunks of tensors, in arithmetic of type `compute`."""
     element = Element(update.traced, compute)
-    definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
-    return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
+    return write_kernel(element, _update_chunk(element))
 
 
 def write_kernel(
-    element: Element, definitions: str, pointers: list[str], elements: list[str]
+    element: Element, elements: list[str], kind: str = "k", setup: Sequence[str] = ()
 ) -> Kernel:
-    """Return a kernel that runs `pointers` and `elements` for each chunk, a range of elements.
+    """Return a kernel that runs `elements` for each chunk, a range of elements.
 
     Args:
-        element: The writer of an element. Only scalars and type of the writer are used.
-        definitions: The source of the functions that the lines call.
-        pointers: Lines that set pointers to a chunk of each tensor.
+        element: The writer of an element. Its scalars, type, functions and pointers are used.
         elements: Lines that update the elements of a chunk.
-    """
-    lines = write_chunks(element, pointers, elements)
-    return name_kernel("k", definitions, lines, element.update.scalars)
-
-
-def write_chunks(
-    element: Element, pointers: list[str], elements: list[str], setup: Iterable[str] = ()
-) -> list[str]:
-    """Return the lines of the function of a kernel; see `write_kernel`.
-
-    Args:
-        element, pointers, elements: As for `write_kernel`.
+        kind: The first letter of the kernel's name.
         setup: Lines that run once, before all chunks.
     """
-    count = len(element.update.scalars)
+    scalars = element.update.scalars
     chunk = fill(
         _CHUNK,
-        pointers=pointers,
-        n_scalars=count,
-        scalars=load_scalars(count) or ["pass"],
+        pointers=element.point_at_chunk(),
+        n_scalars=len(scalars),
+        scalars=load_scalars(len(scalars)) or ["pass"],
         elements=elements,
     )
-    return write_threads([*read_table(element.compute), *setup], chunk)
+    lines = write_threads([*read_table(element.compute), *setup], chunk)
+    return name_kernel(kind, element.define_functions(), lines, scalars)
 
 
 def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
@@ -289,32 +286,19 @@ def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
     }
 
 
-def point_at_chunk(update: TracedUpdate) -> list[str]:
-    """Return lines that set address `at{k}` and pointer `p{k}` of each stream k of a chunk."""
-    lines: list[str] = []
-    for stream, kind in enumerate(update.storage):
-        start = "grad_offset" if update.grad and stream == 1 else "offset"
-        lines.append(f"at{stream} = {first_of(update, stream)} + {start} * {STORAGE[kind].size}")
-        lines.append(f"p{stream} = {STORAGE[kind].pointer}(at{stream})")
-    return lines
-
-
 def first_of(update: TracedUpdate, stream: int) -> str:
     """Return an expression for the address of a stream of the chunk's tensor."""
     return f"base[tensor * {update.width} + {stream}]"
 
 
-def _update_chunk(definitions: str, element: Element) -> list[str]:
+def _update_chunk(element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length - 1` of a chunk.
 
     For slow updates, and updates that write a copy, the lines also prefetch memory.
     """
-    lines, storage = element.update_element(), element.update.storage
-    distance = tuning().prefetch
-    # The processor does not fetch lines ahead that are only written, such as those of a copy.
-    gains = element.update.copy or _is_slow("\n".join([definitions, *lines]), len(storage))
-    if not (distance and gains):
-        return nest("for i in each(length):", lines)
+    storage, distance = element.update.storage, tuning().prefetch
+    if not distance or not _gains_by_prefetches(element):
+        return nest("for i in each(length):", element.update_element())
     sizes = [STORAGE[kind].size for kind in storage]
     block: list[str] = []
     for size in dict.fromkeys(sizes):
@@ -324,15 +308,22 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
             f"for line in range({first}, {first} + {BLOCK * size}, {LINE}):",
             [f"prefetch(at{stream} + line)" for stream in streams],
         )
+    lines = element.update_element()
     block += nest(f"for i in each(begin, min(begin + {BLOCK}, length)):", lines)
     return nest(f"for begin in range(0, length, {BLOCK}):", block)
 
 
-def _is_slow(source: str, streams: int) -> bool:
-    """Return True if an update of over two `streams` divides, or calls a function in `_SLOW`."""
+def _gains_by_prefetches(element: Element) -> bool:
+    """Return True for an update that writes a copy, or of over two tensors with slow operations.
+
+    Slow operations are divisions and functions in `_SLOW`.
+    """
+    # The processor does not fetch lines ahead that are only written, such as those of a copy.
+    if element.update.copy or len(element.update.storage) <= 2:
+        return element.update.copy
     # Divisions, roots and calls fill the window of the processor before it reaches the next cache
     # lines, above all at the end of a page.
+    source = "\n".join([element.define_functions(), *element.update_element()])
     nodes = list(ast.walk(ast.parse(source)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    is_slow = not names.isdisjoint(_SLOW) or any(isinstance(node, ast.Div) for node in nodes)
-    return streams > 2 and is_slow
+    return not names.isdisjoint(_SLOW) or any(isinstance(node, ast.Div) for node in nodes)

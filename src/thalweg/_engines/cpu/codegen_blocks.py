@@ -6,6 +6,8 @@ codecs, and encodes it. A stream is a tensor of the update: variable, gradient, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from thalweg._base.locks import importing
 from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, Codec
 from thalweg._engines.codecs.dither import PERIOD, TURN
@@ -21,15 +23,10 @@ from thalweg._engines.codegen import (
     nest,
 )
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
-from thalweg._engines.cpu.codegen_random_bits import (
-    begin_draws,
-    draw_for,
-    read_origin,
-    round_by_draw,
-)
 from thalweg._engines.cpu.work_table import STEP
 from thalweg._engines.formula_parser import trace_formula
-from thalweg._engines.random_bits import SCALARS
+from thalweg._engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
+from thalweg._engines.random_bits import GROUP, SCALARS
 
 _LONGEST = 16  # nodes of a formula that decodes in the update's own loop
 
@@ -96,14 +93,39 @@ else:
         codes[j] = 0
 """
 
+# Random bits, as of `thalweg._engines.philox`.
+# All streams compute a round together, so that their latencies overlap. Bits above the lower 32 are
+# masked only where a product needs it.
+_PRODUCTS = """
+left{k}, right{k} = {first} * (a{k} & {mask}), {second} * (c{k} & {mask})
+"""
+_WORDS = """
+a{k}, b{k} = (right{k} >> 32) ^ b{k} ^ k0, right{k}
+c{k}, d{k} = (left{k} >> 32) ^ d{k} ^ k1, left{k}
+"""
+_COUNTER = """
+a{k}, b{k}, c{k}, d{k} = group, step, number, {k} | ((group >> 32) << 8)
+"""
+_STORE_WORDS = """
+words{k}[2 * j] = (a{k} & {mask}) | (b{k} << 32)
+words{k}[2 * j + 1] = (c{k} & {mask}) | (d{k} << 32)
+"""
+# Whole vectors of counters, of eight at most.
+_DRAW = """
+position = origin + begin
+for j in range(((count + (position & {last}) + {most}) >> {shift}) << 3):
+    group, k0, k1 = (position >> {of_group}) + j, key_low, key_high
+    {draw}
+"""
+_ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position & {last}))"
+
 Coded = dict[int, Codec]  # by stream
 
 
 def generate_blocks(update: Update) -> Kernel:
     """Return the kernel of an update in float32, with random rounding or encoded slots."""
     element = _Element(update.traced)
-    pointers, elements = _point_at_chunk(update.traced), _update_chunk(element)
-    return write_kernel(element, element.define_functions(), pointers, elements)
+    return write_kernel(element, _update_chunk(element))
 
 
 class _Element(Element):
@@ -119,6 +141,25 @@ class _Element(Element):
         codecs = sorted({*self.update.blocks.values()}, key=lambda codec: codec.name)
         functions = define_codecs(FormulaWriter(), codecs).values()
         return super().define_functions() + "\n" + "\n\n".join(functions) + "\n"
+
+    def point_at_chunk(self) -> list[str]:
+        """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
+
+        For an encoded tensor, the lines also reserve an array `p{k}` for decoded numbers.
+        """
+        lines: list[str] = []
+        update = self.update
+        for stream, kind in enumerate(update.storage):
+            codec, first = update.blocks.get(stream), first_of(update, stream)
+            if codec is None:
+                start = "grad_offset" if stream == 1 else "offset"
+                size = 1 if stream == update.lower else STORAGE[kind].size
+                lines.append(f"at{stream} = {first} + {start} * {size}")
+            else:
+                # Chunks begin at multiples of `STEP`, runs of a shard's elements at whole blocks.
+                records = "(offset >> {shift}) * {record}".format(**codec_fields(codec))
+                lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
+        return lines
 
     def begins_at(self, stream: int) -> str:
         if self.update.before and stream == 0 and 0 in self.update.random_streams:
@@ -146,7 +187,7 @@ class _Element(Element):
         if codec is not None:
             value = f"{codec_fields(codec)['prepare']}({value})"
         if stream in self.update.random_streams:
-            return f"p{stream}[i] = {round_by_draw(stream, self.update.storage[stream], value)}"
+            return f"p{stream}[i] = {_round_by_draw(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
 
 
@@ -156,6 +197,11 @@ def _update_chunk(element: Element) -> list[str]:
     random_streams, output_codecs = update.random_streams, update.written_blocks
     inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
     block_codecs = {k: codec for k, codec in update.blocks.items() if k not in inline_codecs}
+    elements = nest("for i in each(count):", element.update_element())
+    if update.vectors:
+        with importing:
+            from thalweg._engines.cpu.codegen_broadcast import loop_over_rows
+        elements = loop_over_rows(element, "(offset + begin)", "count")
     encoding = _fill(_CLEAR, output_codecs)
     for template in (_SCALE, _ENCODE):
         encoding += _fill_blocks(template, output_codecs)
@@ -165,22 +211,10 @@ def _update_chunk(element: Element) -> list[str]:
         pointers=_point_at_elements(update),
         decoding=[*_fill(_OPEN_RECORD, inline_codecs), *_fill_blocks(_DECODE, block_codecs)],
         drawing=draw_for(random_streams) if random_streams else [],
-        elements=_loop_over_elements(element),
+        elements=elements,
         encoding=encoding,
     )
-    begin = [read_origin(update)] if random_streams or output_codecs else []
-    begin += begin_draws(update, random_streams.values()) if random_streams else []
-    begin += _begin_dithers(update) if output_codecs else []
-    return [*begin, *lines]
-
-
-def _loop_over_elements(element: Element) -> list[str]:
-    """Return a loop that updates `count` elements from `begin` of a chunk on."""
-    if element.update.vectors:
-        with importing:
-            from thalweg._engines.cpu.codegen_broadcast import loop_over_rows
-        return loop_over_rows(element, "(offset + begin)", "count")
-    return nest("for i in each(count):", element.update_element())
+    return [*_begin_chunk(update), *lines]
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
@@ -222,31 +256,30 @@ def _fill(template: str, coded: Coded) -> list[str]:
     return lines
 
 
-def _begin_dithers(update: TracedUpdate) -> list[str]:
-    """Return lines that fill an array with two periods of dithers, so that reads need not wrap."""
-    return [
-        f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
-        f"for rank in range({2 * PERIOD}):",
-        "    dithers[rank] = dither_of(step_number, rank)",
-    ]
+def _begin_chunk(update: TracedUpdate) -> list[str]:
+    """Return lines that assign the variables needed to draw a chunk's random bits and dithers.
 
-
-def _point_at_chunk(update: TracedUpdate) -> list[str]:
-    """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
-
-    For an encoded tensor, the lines also reserve an array `p{k}` for decoded numbers.
+    `origin` is the position of the chunk's first element; the table has the address of the
+    positions of all chunks. For random bits, the lines read `step`, `key_low` and `key_high` from
+    scalars, and `number`, the index of the variable in the optimizer, from the table; they reserve
+    an array `words{k}` for each `k`, the `stream` argument of `philox.draw_bits`. For encoded slots
+    they fill an array with two periods of dithers, so that reads need not wrap.
     """
     lines: list[str] = []
-    for stream, kind in enumerate(update.storage):
-        codec, first = update.blocks.get(stream), first_of(update, stream)
-        if codec is None:
-            start = "grad_offset" if stream == 1 else "offset"
-            size = 1 if stream == update.lower else STORAGE[kind].size
-            lines.append(f"at{stream} = {first} + {start} * {size}")
-        else:
-            # Chunks begin at multiples of `STEP`, and runs of a shard's elements at whole blocks.
-            records = "(offset >> {shift}) * {record}".format(**codec_fields(codec))
-            lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
+    if update.random_streams or update.written_blocks:
+        positions = first_of(update, len(update.storage) + 1)
+        lines.append(f"origin = int64_pointer({positions})[chunk]")
+    if update.random_streams:
+        names = zip(("step", "key_low", "key_high"), SCALARS, strict=True)
+        lines += [f"{local_name} = int64({update.scalar[name]})" for local_name, name in names]
+        lines.append(f"number = {first_of(update, len(update.storage))}")
+        lines += [f"words{k} = words()" for k in update.random_streams.values()]
+    if update.written_blocks:
+        lines += [
+            f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
+            f"for rank in range({2 * PERIOD}):",
+            "    dithers[rank] = dither_of(step_number, rank)",
+        ]
     return lines
 
 
@@ -260,3 +293,46 @@ def _point_at_elements(update: TracedUpdate) -> list[str]:
         pointer, size = (fmt.pointer, fmt.size) if stream != update.lower else ("uint8_pointer", 1)
         lines.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
     return lines
+
+
+def draw_for(streams: Mapping[int, int]) -> list[str]:
+    """Return lines that draw random bits for `count` elements of a chunk, from element `begin` on.
+
+    Pointers `drawn{index of a tensor}` are set to the bits of element `begin`.
+
+    Args:
+        streams: {index of a tensor: k}, where `words{k}` is the array for the tensor's bits.
+    """
+    indices, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
+    round_lines = _fill_round(_PRODUCTS, indices) + _fill_round(_WORDS, indices)
+    keys = "k0, k1 = k0 + {}, k1 + {}".format(*INCREMENTS)
+    loop_lines = [
+        *_fill_round(_COUNTER, indices),
+        *[*round_lines, keys] * ROUNDS,
+        *_fill_round(_STORE_WORDS, indices),
+    ]
+    draw_lines = fill(
+        _DRAW,
+        last=last_index,
+        most=8 * GROUP - 1,
+        shift=of_group + 3,
+        of_group=of_group,
+        draw=loop_lines,
+    )
+    addresses = [
+        _ADDRESS.format(stream=stream, k=k, last=last_index) for stream, k in streams.items()
+    ]
+    return [*draw_lines, *addresses]
+
+
+def _fill_round(template: str, indices: Iterable[int]) -> list[str]:
+    """Return the lines of a template filled for each index of a random number."""
+    first, second = MULTIPLIERS
+    fields = {"first": first, "second": second, "mask": MASK}
+    return [line for k in indices for line in fill(template, k=k, **fields)]
+
+
+def _round_by_draw(stream: int, kind: str, value: str) -> str:
+    """Return an expression that rounds a value to a 16-bit type by the random bits of a tensor."""
+    short = {"float16": "half", "bfloat16": "bfloat"}[kind]
+    return f"float_to_{short}_by({value}, drawn{stream}[i])"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thalweg._engines.codegen import Kernel, Update, fill, nest
-from thalweg._engines.cpu.codegen import STORAGE, Element, point_at_chunk, write_kernel
+from thalweg._engines.cpu.codegen import STORAGE, Element, write_kernel
 from thalweg._engines.formula_source import LITERAL
 from thalweg._engines.reduction_order import LANES
 
@@ -69,8 +69,7 @@ def generate_broadcast(update: Update, compute: str) -> Kernel:
     numbers of rows and columns of its matrices.
     """
     element = Element(update.traced, compute)
-    definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
-    return write_kernel(element, definitions, pointers, loop_over_rows(element, "offset", "length"))
+    return write_kernel(element, loop_over_rows(element, "offset", "length"))
 
 
 def loop_over_rows(element: Element, first: str, count: str) -> list[str]:

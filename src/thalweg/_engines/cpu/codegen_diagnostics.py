@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from thalweg._engines.codegen import Kernel, Update, fill
-from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk, write_chunks
+from thalweg._engines.cpu.codegen import STORAGE, Element, write_kernel
 from thalweg._engines.diagnostic_sums import BLOCK, COLUMNS, POWERS, ROWS
 from thalweg._engines.diagnostics import COUNTS, MEASURED, PEAKS, PRODUCTS
 
@@ -64,8 +64,10 @@ _BITS = {
 
 
 def can_diagnose(update: Update) -> bool:
-    """Return True if the arithmetic is float32 and the gradient has at most 32 bits."""
-    return update.storage[0] != "float64" and update.storage[1] in _BITS
+    """Return False for updates with encoded slots, random rounding or float64 numbers."""
+    var, grad = update.storage[:2]
+    is_plain = not update.draws and STORAGE.keys() >= {*update.storage}
+    return is_plain and var != "float64" and grad in _BITS
 
 
 def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, sign: int) -> Kernel:
@@ -108,8 +110,7 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
         *(f"lanes_{name} = lanes({COLUMNS})" for name in sums),
         *(f"kept_{name} = numbers({BLOCK})" for name in quantities),
     ]
-    lines = write_chunks(element, point_at_chunk(update.traced), chunk, setup)
-    return name_kernel("d", element.define_functions(), lines, update.traced.scalars)
+    return write_kernel(element, chunk, "d", setup)
 
 
 def _store_results(sums: Iterable[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.codegen import Kernel, Measurement, fill, nest
@@ -124,60 +125,39 @@ class _TileReduction(Targets, ReductionText):
         self.value = value
 
 
-class _ShortTile:
-    """Writer of lines that reduce a tile with short rows, unrolled over a number of columns.
+def _reduce_short_tile(
+    reduction: _TileReduction, name: int, columns: int
+) -> tuple[list[str], list[str], list[str]]:
+    """Return lines that reduce a tile of short rows, unrolled over the number of columns.
 
     Args:
         reduction: The reduction.
         name: The suffix of the names of arrays and sums.
+
+    Returns:
+        Lines before the rows, for one row, and after the rows.
     """
-
-    def __init__(self, reduction: _TileReduction, name: int) -> None:
-        self._reduction, self.lanes, self._name = reduction, f"short_lanes{name}", name
-
-    def begin(self, columns: int) -> list[str]:
-        """Return lines that set the sums of columns to zero, before the rows of a tile."""
-        zeros = range(columns if self._reduction.has_columns else 0)
-        return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
-
-    def add_row(self, columns: int) -> list[str]:
-        """Return lines that store a row's reduction, and add the row's elements to the columns."""
-        values = [f"value{self._name}_{j}" for j in range(columns)]
-        lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
-        row_text = self._reduction.fold(values)
-        lines += [f"target{k}[line] = {row_text}" for k in self._reduction.targets.get("row", ())]
-        if self._reduction.has_columns:
-            sums = [f"sum{self._name}_{j}" for j in range(columns)]
-            lines += [
-                f"{sum_name} = {self._reduction.join(sum_name, value)}"
-                for sum_name, value in zip(sums, values, strict=True)
-            ]
-        return lines
-
-    def end(self, columns: int) -> list[str]:
-        """Return lines that store the reductions of the columns and of the whole tile."""
-        sums = [f"sum{self._name}_{j}" for j in range(columns)]
-        return [
-            f"target{k}[column + {j}] = {sum_name}"
-            for k in self._reduction.targets.get("column", ())
-            for j, sum_name in enumerate(sums)
-        ] + [
-            f"target{k}[own] = {self._reduction.fold(sums)}"
-            for k in self._reduction.targets.get("variable", ())
-        ]
+    values = [f"value{name}_{j}" for j in range(columns)]
+    sums = [f"sum{name}_{j}" for j in range(columns if reduction.has_columns else 0)]
+    zeros = [f"{total} = {reduction.zero}" for total in sums]
+    row = [f"{value} = short_lanes{name}[i + {j}]" for j, value in enumerate(values)]
+    targets, row_text = reduction.targets, reduction.fold(values)
+    row += [f"target{k}[line] = {row_text}" for k in targets.get("row", ())]
+    row += [f"{x} = {reduction.join(x, y)}" for x, y in zip(sums, values, strict=False)]
+    columns_of = [(k, j) for k in targets.get("column", ()) for j in range(columns)]
+    end = [f"target{k}[column + {j}] = {sums[j]}" for k, j in columns_of]
+    end += [f"target{k}[own] = {reduction.fold(sums)}" for k in targets.get("variable", ())]
+    return zeros, row, end
 
 
-def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
+def _write_short_cases(reductions: Sequence[_TileReduction]) -> list[str]:
     """Return lines that reduce a tile: an `if` statement for each row length up to `SHORT`."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
-        row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
-        tile_lines = [
-            *(line for tile in short_tiles for line in tile.begin(columns)),
-            *nest("while line < end_line:", [*row_lines, "line += 1", f"i += {columns}"]),
-            *(line for tile in short_tiles for line in tile.end(columns)),
-        ]
-        lines += nest(f"if columns == {columns}:", tile_lines)
+        parts = [_reduce_short_tile(x, name, columns) for name, x in enumerate(reductions)]
+        zeros, row, end = (list(chain.from_iterable(part)) for part in zip(*parts, strict=True))
+        loop = nest("while line < end_line:", [*row, "line += 1", f"i += {columns}"])
+        lines += nest(f"if columns == {columns}:", [*zeros, *loop, *end])
     return lines
 
 
@@ -210,37 +190,21 @@ class _LongTile:
         reduction: The reduction.
         name: The suffix of the names of arrays.
         tile_count: The number of adjacent tiles that are reduced at once.
+
+    Attributes:
+        has_row: True if a measure is over rows.
+        lanes: Lines that reserve arrays for partial results of rows and columns.
+        zero: [the statement that resets a partial result of columns], or [] without any.
     """
 
     def __init__(self, reduction: _TileReduction, name: int, tile_count: int) -> None:
-        self._reduction, self._tile_count, self._column = (
-            reduction,
-            tile_count,
-            f"column_lanes{name}",
-        )
-        self.has_row = "row" in reduction.targets
-        self._row = f"row_lanes{name}"
-
-    @property
-    def lanes(self) -> list[str]:
-        """Return lines that reserve arrays for partial results of rows and columns."""
-        return [
-            *([f"{self._row} = lanes({_ROWS_AT_ONCE * _HALF})"] if self.has_row else []),
-            *(
-                [f"{self._column} = lanes({self._tile_count * LANES})"]
-                if self._reduction.has_columns
-                else []
-            ),
-        ]
-
-    @property
-    def zero(self) -> list[str]:
-        """Return [the statement that resets a partial result of columns], or [] without any."""
-        return (
-            [f"{self._column}[lane] = {self._reduction.zero}"]
-            if self._reduction.has_columns
-            else []
-        )
+        self._reduction, self.has_row = reduction, "row" in reduction.targets
+        self._row, self._column = f"row_lanes{name}", f"column_lanes{name}"
+        self.lanes = [f"{self._row} = lanes({_ROWS_AT_ONCE * _HALF})"] * self.has_row
+        self.zero: list[str] = []
+        if reduction.has_columns:
+            self.lanes.append(f"{self._column} = lanes({tile_count * LANES})")
+            self.zero.append(f"{self._column}[lane] = {reduction.zero}")
 
     def add(self, rows: int, upper: bool) -> list[str]:
         """Return lines that add element `i` of each row to the arrays of partial results.
@@ -284,19 +248,15 @@ class _LongTile:
         """Return lines that store the results of columns, and the result of each whole tile."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
-            lines += nest(
-                "for lane in range(min(room, columns - left)):",
-                [
-                    f"target{k}[band * columns + left + lane] = {self._column}[lane]"
-                    for k in targets["column"]
-                ],
-            )
+            place = f"[band * columns + left + lane] = {self._column}[lane]"
+            stores = [f"target{k}{place}" for k in targets["column"]]
+            lines += nest("for lane in range(min(room, columns - left)):", stores)
         if "variable" in targets:
             cell, partner = (f"{self._column}[shift + lane{suffix}]" for suffix in ("", " + span"))
             lines += fill(
                 _FOLD_TILES,
                 lanes=LANES,
-                half=LANES // 2,
+                half=_HALF,
                 place=cell,
                 pair=self._reduction.join(cell, partner),
                 keep=[
@@ -306,50 +266,33 @@ class _LongTile:
         return lines
 
 
-class _RowLoop:
-    """Writer of a loop over the elements of several rows of a tile at once.
+def _add_rows(
+    sweep: Elements, tiles: Sequence[_LongTile], row_lines: Sequence[str], rows: int
+) -> list[str]:
+    """Return lines that reduce `rows` rows of a tile at once, from the row `line` on.
 
     Args:
         sweep: The writer of an element.
         tiles: The writers of the reductions.
-        row_vector_lines: Lines that load the number of row `line` from each vector over rows.
+        row_lines: Lines that load the number of row `line` from each vector over rows, and point at
+            the row's elements. Each assigns one name, which gets the suffix of a row.
     """
-
-    def __init__(
-        self, sweep: Elements, tiles: list[_LongTile], row_vector_lines: list[str]
-    ) -> None:
-        self._sweep, self._tiles = sweep, tiles
-        self._row_lines = [*row_vector_lines, *sweep.point_at_leaf()]
-        self._row_names = {line.split(" ")[0] for line in self._row_lines}
-
-    def _name(self, name: str, row: int) -> str:
-        return f"{name}_{row}" if name in self._row_names else name
-
-    def add(self, rows: int) -> list[str]:
-        """Return lines that reduce `rows` rows, from the row with the index `line` on."""
-        lines: list[str] = []
-        for row in range(rows):
-            lines.append(f"offset = (line + {row}) * columns + start")
-            for line in self._row_lines:
-                name, expression = line.split(" = ")
-                expression = expression.replace("[line]", f"[line + {row}]")
-                lines.append(f"{self._name(name, row)} = {expression}")
-        if not any(tile.has_row for tile in self._tiles):
-            return [*lines, *self._loop("count", rows, upper=False)]
-        halves = (("half", False), ("half, count", True))
-        return lines + [
-            line for limits, upper in halves for line in self._loop(limits, rows, upper)
-        ]
-
-    def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
-        """Return a loop over elements `range(limits)` of rows; `upper` is as in `_LongTile.add`."""
-        lines: list[str] = []
-        for row in range(rows):
-            results = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
-            arguments = [self._name(name, row) for name in self._sweep.arguments]
-            lines.append(f"{results} = measured({', '.join(['i', *arguments])})")
-        lines += [line for tile in self._tiles for line in tile.add(rows, upper)]
-        return nest(f"for i in range({limits}):", lines)
+    names = {line.split(" ")[0] for line in row_lines}
+    lines, calls = list[str](), list[str]()
+    for row in range(rows):
+        lines.append(f"offset = (line + {row}) * columns + start")
+        for line in row_lines:
+            name, expression = line.split(" = ")
+            lines.append(f"{name}_{row} = {expression.replace('[line]', f'[line + {row}]')}")
+        results = ", ".join(f"v{index}_{row}" for index in range(len(sweep.measures)))
+        arguments = [f"{name}_{row}" if name in names else name for name in sweep.arguments]
+        calls.append(f"{results} = measured({', '.join(['i', *arguments])})")
+    has_row = any(tile.has_row for tile in tiles)
+    halves = (("half", False), ("half, count", True)) if has_row else (("count", False),)
+    for limits, upper in halves:
+        additions = chain.from_iterable(tile.add(rows, upper) for tile in tiles)
+        lines += nest(f"for i in range({limits}):", [*calls, *additions])
+    return lines
 
 
 def _write_short_tiles(
@@ -359,7 +302,6 @@ def _write_short_tiles(
 
     Arguments as in `_write_long_tiles`.
     """
-    tiles = [_ShortTile(reduction, name) for name, reduction in enumerate(reductions)]
     lanes_of = {name: spread_name(name) for name in addresses}
     arguments = [lanes_of.get(name, name) for name in sweep.arguments]
     # Lanes of columns are passed as pointers: formulas index them.
@@ -367,9 +309,8 @@ def _write_short_tiles(
         arguments[index] += "[i]" if name.startswith("row") else ""
     results = ", ".join(f"v{index}" for index in range(len(sweep.measures)))
     values = [f"{results} = measured({', '.join(['i', *arguments])})"]
-    for tile, reduction in zip(tiles, reductions, strict=True):
-        values.append(f"{tile.lanes}[i] = v{reduction.value}")
-    names = [*(tile.lanes for tile in tiles), *lanes_of.values()]
+    values += [f"short_lanes{k}[i] = v{x.value}" for k, x in enumerate(reductions)]
+    names = [*(f"short_lanes{k}" for k in range(len(reductions))), *lanes_of.values()]
     pointer = STORAGE[compute].pointer
     pointers = {name: f"{pointer}({address})" for name, address in addresses.items()}
     lines = fill(
@@ -377,7 +318,7 @@ def _write_short_tiles(
         pointers=sweep.point_at_leaf() or ["pass"],
         spread=spread_vectors(pointers, "count"),
         values=values,
-        cases=_write_short_cases(tiles),
+        cases=_write_short_cases(reductions),
         short=SHORT,
         **_SIZES,
     )
@@ -402,7 +343,7 @@ def _write_long_tiles(
     column_lanes = sum(reduction.has_columns for reduction in reductions)
     tiles_at_once = min(WIDE, _MAX_LANES // LANES // max(1, column_lanes) or 1)
     tiles = [_LongTile(reduction, name, tiles_at_once) for name, reduction in enumerate(reductions)]
-    row_loop = _RowLoop(sweep, tiles, [f"{x} = {pointer}({addresses[x]})[line]" for x in rows])
+    row_lines = [f"{x} = {pointer}({addresses[x]})[line]" for x in rows] + sweep.point_at_leaf()
     bytes_of_column = 8 * column_lanes + 4 * sum("row" in x.targets for x in reductions)
     bytes_of_column += sum(STORAGE[sweep.storage[stream]].size for stream in sweep.read)
     bytes_of_column += size * len(columns)
@@ -414,8 +355,8 @@ def _write_long_tiles(
         long=_CACHE_BYTES // bytes_of_column,
         columns=[f"{x} = {pointer}({addresses[x]} + column * {size})" for x in columns],
         keep_row=[line for tile in tiles for line in tile.keep_row] or ["pass"],
-        several_lines=row_loop.add(_ROWS_AT_ONCE),
-        one_line=row_loop.add(1),
+        several_lines=_add_rows(sweep, tiles, row_lines, _ROWS_AT_ONCE),
+        one_line=_add_rows(sweep, tiles, row_lines, 1),
         keep=[line for tile in tiles for line in tile.keep],
         **_SIZES,
     )

@@ -1,4 +1,8 @@
-"""Source of CPU kernels that update rows by the entries (rows of values) of a sparse gradient."""
+"""Source of CPU kernels that group the entries of a sparse gradient, and update rows by them.
+
+An entry is an index and a row of values. Both kernels have one argument of 20 words. A third kernel
+lists the rows without entries.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,63 @@ from thalweg._engines.cpu.codegen import (
     write_threads,
 )
 from thalweg._engines.formula_source import LITERAL
+
+# Writes the entries of each row as a linked list. Rows are in order of first appearance, the
+# entries of a row in order of appearance. `row_of` and `first` get the row and the first entry of
+# each group, `following` gets for each entry the row's next entry, or -1. `table` is scratch for
+# hashing, at least twice as long as the entries. Word 3 gets the number of groups. Word 19 gets -1,
+# or the position of the first index that is not in [0, rows).
+_GROUP = """
+def group_rows(work):
+    indices, count, rows = {index}_pointer(work[14]), work[15], work[16]
+    row_of, first = int64_pointer(work[6]), int32_pointer(work[7])
+    following, table, mask = int32_pointer(work[8]), int32_pointer(work[17]), work[18] - 1
+    for i in range(mask + 1):
+        table[i] = -1
+    groups = 0
+    for entry in range(count):
+        row = int64(indices[entry])
+        if row < 0 or row >= rows:
+            return 0, entry
+        # The table holds the last entry of each row so far.
+        place = ((row * -7046029254386353131) >> 40) & mask
+        last_entry = int64(table[place])
+        while last_entry >= 0 and indices[last_entry] != row:
+            place = (place + 1) & mask
+            last_entry = int64(table[place])
+        following[entry] = -1
+        # These are written for rows that are not new, too: processors cannot predict a branch here.
+        following[count if last_entry < 0 else last_entry] = entry
+        table[place] = entry
+        row_of[groups] = row
+        first[groups] = entry
+        groups += last_entry < 0
+    return groups, -1
+
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    work[3], work[19] = group_rows(work)
+"""
+
+# Writes chunks of all rows without entries, of up to `limit` rows each, as in `work_table.Table`.
+# `named_rows` are the rows with entries, ascending, each once. Word 6 gets the number of chunks.
+_GAPS = """
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    named_rows, count, rows = int64_pointer(work[0]), work[1], work[2]
+    width, limit, chunks = work[3], work[4], int64_pointer(work[5])
+    place, start = 0, 0
+    for k in range(count + 1):
+        stop = named_rows[k] if k < count else rows
+        while start < stop:
+            length = min(stop - start, limit)
+            chunks[place], chunks[place + 1] = 0, start * width
+            chunks[place + 2], chunks[place + 3] = 0, length * width
+            place += 4
+            start += length
+        start = stop + 1
+    work[6] = place >> 2
+"""
 
 # A thread takes a number from word 13 of the argument, and with it a block of scratch memory.
 _SETUP = """
@@ -185,6 +246,20 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
     rows = fill(_ROWS, prefetches=_prefetch_rows(update.storage), update=element.update_row())
     lines = write_threads(setup, rows)
     return name_kernel("k", element.define_functions(), lines, update.traced.scalars)
+
+
+def generate_grouping(index: str) -> Kernel:
+    """Return the kernel that groups the entries of a sparse gradient by row.
+
+    Args:
+        index: The type of the indices, "int32" or "int64".
+    """
+    return name_kernel("g", "", fill(_GROUP, index=index), ())
+
+
+def generate_gaps() -> Kernel:
+    """Return the kernel that lists the rows of a variable without entries, as chunks."""
+    return name_kernel("g", "", fill(_GAPS), ())
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:

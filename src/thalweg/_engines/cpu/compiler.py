@@ -1,9 +1,9 @@
 """Compiler from a subset of Python, in which kernels are written, to LLVM's intermediate code.
 
-The subset has numbers, pointers and contiguous arrays; assignments, `if`, `while`, `for` over a
-`range`, and `for` over `each`, a range whose iterations are independent; the functions of
-`primitives`, and functions of the text itself, which are inlined. A name keeps its kind, except in
-straight code. Integers have 64 bits. Indices and divisions are not checked.
+The subset has numbers and pointers; assignments, `if`, `while`, `for` over a `range`, and `for`
+over `each`, a range whose iterations are independent; the functions of `primitives`, and functions
+of the text itself, which are inlined. A name keeps its kind, except in straight code. Integers have
+64 bits. Indices and divisions are not checked.
 """
 
 # llvmlite has no types.
@@ -21,7 +21,6 @@ from thalweg._engines.cpu.primitives import (
     FLOAT64,
     INT64,
     PRIMITIVES,
-    Array,
     Code,
     Kind,
     Value,
@@ -70,7 +69,7 @@ class _Frame:
     """
 
     end: Any
-    names: dict[str, _Variable | Array] = field(default_factory=dict)
+    names: dict[str, _Variable] = field(default_factory=dict)
     results: list[_Variable] = field(default_factory=list)
 
 
@@ -110,7 +109,7 @@ class _Compiler:
     def _builder(self) -> Any:
         return self.code.builder
 
-    def write_out(self, name: str, arguments: list[Any]) -> list[Value]:
+    def write_out(self, name: str, arguments: list[Value]) -> list[Value]:
         """Write the body of the function `name` inline for arguments; return its result values."""
         node, outer = self._functions[name], self._frame
         self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
@@ -126,21 +125,18 @@ class _Compiler:
     def _load_variable(self, variable: _Variable) -> Value:
         return Value(self._builder.load(variable.cell), variable.kind)
 
-    def _assign_name(self, name: str, value: Any) -> None:
+    def _assign_name(self, name: str, value: Value) -> None:
         """Store a value in the frame's variable `name`; create the variable if it is new.
 
         Raises:
             TypeError: The variable has another kind in an outer block.
         """
         names = self._frame.names
-        if isinstance(value, Array):
-            names[name] = value
-            return
         variable = names.get(name)
         # A name may change its kind in straight code. After a block, its kind would depend on
         # whether the block ran.
-        if not isinstance(variable, _Variable) or variable.kind != value.kind:
-            if isinstance(variable, _Variable) and variable.depth != self._depth:
+        if variable is None or variable.kind != value.kind:
+            if variable is not None and variable.depth != self._depth:
                 raise TypeError(f"{name} is of two kinds.")
             variable = _Variable(self.code.reserve_stack(value.kind.llvm), value.kind, self._depth)
             names[name] = variable
@@ -186,7 +182,7 @@ class _Compiler:
         operation = ast.BinOp(assignment.target, assignment.op, assignment.value)
         self._write_target(assignment.target, self._write_value(operation))
 
-    def _write_target(self, target: ast.expr, value: Any) -> None:
+    def _write_target(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Name):
             self._assign_name(target.id, value)
         else:
@@ -211,7 +207,7 @@ class _Compiler:
 
     def _visit_If(self, branch: ast.If) -> None:
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "after"))
-        self._builder.cbranch(self._write_condition(branch.test), then_block, else_block)
+        self._builder.cbranch(self._write_as(BOOL, branch.test), then_block, else_block)
         self._write_block(then_block, branch.body, end_block)
         self._write_block(else_block, branch.orelse, end_block)
         self._builder.position_at_end(end_block)
@@ -219,17 +215,15 @@ class _Compiler:
     def _visit_While(self, loop: ast.While) -> None:
         head_block, body_block, end_block = map(self.code.append_block, ("while", "do", "done"))
         self.code.go_on_at(head_block)
-        self._builder.cbranch(self._write_condition(loop.test), body_block, end_block)
+        self._builder.cbranch(self._write_as(BOOL, loop.test), body_block, end_block)
         self._write_block(body_block, loop.body, head_block)
         self._builder.position_at_end(end_block)
 
     def _visit_For(self, loop: Any) -> None:
         """Write a loop over `range(...)`, or a loop over `each(...)` with parallel iterations."""
-        limits = [
-            self.code.cast_to(self._write_value(limit), INT64).llvm for limit in loop.iter.args
-        ]
-        start, *end_and_step = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
-        end, step = [*end_and_step, ir.Constant(INT64.llvm, 1)][:2]
+        zero, one = ir.Constant(INT64.llvm, 0), ir.Constant(INT64.llvm, 1)
+        limits = [self._write_as(INT64, limit) for limit in loop.iter.args]
+        start, end, *steps = [zero, *limits] if len(limits) == 1 else limits
         # The body may assign to the target; as in Python, the iterations do not change.
         counter = self.code.reserve_stack(INT64.llvm)
         self._builder.store(start, counter)
@@ -247,7 +241,9 @@ class _Compiler:
         self._write_block(body_block, loop.body, next_block)
         inner_blocks = [body_block, *self.code.function.blocks[block_count:]]
         self._builder.position_at_end(next_block)
-        self._builder.store(self._builder.add(counter_value, step, flags=["nsw"]), counter)
+        self._builder.store(
+            self._builder.add(counter_value, *(steps or [one]), flags=["nsw"]), counter
+        )
         jump = self._builder.branch(head_block)
         if loop.iter.func.id == "each":
             self._mark_parallel(jump, inner_blocks)
@@ -273,49 +269,38 @@ class _Compiler:
 
     # Expressions
 
-    def _write_value(self, expression: ast.expr) -> Any:
+    def _write_value(self, expression: ast.expr) -> Value:
         return getattr(self, f"_visit_{type(expression).__name__}")(expression)
 
-    def _write_condition(self, expression: ast.expr) -> Any:
-        return self.code.cast_to(self._write_value(expression), BOOL).llvm
+    def _write_as(self, kind: Kind, expression: ast.expr) -> Any:
+        """Write an expression; return its LLVM value, converted to `kind`."""
+        return self.code.cast_to(self._write_value(expression), kind).llvm
 
     def _visit_Constant(self, constant: Any) -> Value:
         return self.code.write_constant(
             constant.value, FLOAT64 if isinstance(constant.value, float) else INT64
         )
 
-    def _visit_Name(self, name: ast.Name) -> Any:
+    def _visit_Name(self, name: ast.Name) -> Value:
         variable = self._frame.names.get(name.id)
         # A name without an assignment in the frame is an alias of the module.
         if variable is None:
             return self._write_value(self._aliases[name.id])
-        return variable if isinstance(variable, Array) else self._load_variable(variable)
+        return self._load_variable(variable)
 
     def _visit_Subscript(self, subscript: Any) -> Value:
-        if isinstance(subscript.value, ast.Attribute):  # a shape
-            return self._write_value(subscript.value.value).shape[subscript.slice.value]
         pointer, kind = self._write_address(subscript)
         return Value(self._builder.load(pointer), kind)
 
     def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
-        """Write the address of an element such as `a[i, j]`; return (address, element's kind)."""
-        array = self._write_value(subscript.value)
-        indices = (
-            subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
-        )
-        offset, *other_indices = [
-            self.code.cast_to(self._write_value(index_node), INT64).llvm for index_node in indices
-        ]
-        if isinstance(array, Array):
-            for length, index in zip(array.shape[1:], other_indices, strict=True):
-                offset = self._builder.add(self._builder.mul(offset, length.llvm), index)
-            array = array.data
-        return self._builder.gep(array.llvm, [offset]), array.kind.item
+        """Write the address of an element such as `a[i]`; return (address, element's kind)."""
+        pointer = self._write_value(subscript.value)
+        index = self._write_as(INT64, subscript.slice)
+        return self._builder.gep(pointer.llvm, [index]), pointer.kind.item
 
     def _visit_UnaryOp(self, operation: ast.UnaryOp) -> Value:
+        """Write a negation, the only unary operation."""
         value = self._write_value(operation.operand)
-        if isinstance(operation.op, ast.UAdd):
-            return value
         write = self._builder.fneg if value.kind.is_float else self._builder.neg
         return Value(write(value.llvm), value.kind)
 
@@ -337,7 +322,7 @@ class _Compiler:
         result_cell = self.code.reserve_stack(BOOL.llvm)
         end_block = self.code.append_block("decided")
         for value in operation.values:
-            condition = self._write_condition(value)
+            condition = self._write_as(BOOL, value)
             next_block = self.code.append_block("undecided")
             self._builder.store(condition, result_cell)
             is_conjunction = isinstance(operation.op, ast.And)
@@ -351,7 +336,7 @@ class _Compiler:
     def _visit_IfExp(self, choice: ast.IfExp) -> Value:
         """Write `a if condition else b`; return the value, in the common kind of `a` and `b`."""
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
-        self._builder.cbranch(self._write_condition(choice.test), then_block, else_block)
+        self._builder.cbranch(self._write_as(BOOL, choice.test), then_block, else_block)
         self._builder.position_at_end(then_block)
         # An expression may end in another block than it began; the phi needs the last ones.
         then_value, then_block = self._write_value(choice.body), self._builder.block
@@ -368,20 +353,16 @@ class _Compiler:
             phi.add_incoming(value, block)
         return Value(phi, kind)
 
-    def _visit_Call(self, call: ast.Call) -> Any:
+    def _visit_Call(self, call: ast.Call) -> Value:
         (value,) = self._write_call(call)
         return value
 
     def _write_call(self, call: Any) -> list[Any]:
-        """Write a call of a defined function, a primitive, `array` or `len`; return its results."""
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
+        """Write a call of a defined function or a primitive; return its results."""
+        name = call.func.id
         alias = self._aliases.get(name)
         name = alias.id if isinstance(alias, ast.Name) else name
         arguments = [self._write_value(argument) for argument in call.args]
         if name in self._functions:
             return self.write_out(name, arguments)
-        if name == "array":
-            return [Array(arguments[0], tuple(arguments[1:]))]
-        if name == "len":
-            return [arguments[0].shape[0]]
         return [PRIMITIVES[name](self.code, *arguments)]

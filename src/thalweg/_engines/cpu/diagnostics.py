@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from thalweg._engines.array_types import Float64
 from thalweg._engines.codegen import Update
-from thalweg._engines.cpu import launch
-from thalweg._engines.cpu.codegen import STORAGE
 from thalweg._engines.cpu.codegen_diagnostics import can_diagnose, generate_diagnosed
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import Leaves
+from thalweg._engines.cpu.work_table import Table
 from thalweg._engines.diagnostics import MEASURED, PEAKS, find_momentum
 from thalweg._engines.kernel_streams import streams_of
 from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
@@ -41,18 +40,14 @@ class DiagnosedUpdate:
         self.members: list[int] = group.members
         self._leaves = Leaves(sizes)
         self._leaf_results = np.zeros((len(self._leaves.chunks), len(MEASURED)), np.float64)
-        self._block = np.zeros(0, np.int64)
+        table, leaves = group.table, self._leaves
+        self._table = Table(table.base, leaves.chunks, leaves.bounds, table.scalar_row)
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return [a call that updates the variables and measures the diagnostics for `combine`]."""
-        group, leaves = self._group, self._leaves
+        group, results = self._group, self._leaf_results.ctypes.data
         group.set_scalars(columns.shared[group.dtype], columns.by_variable)
-        arrays = (leaves.bounds, leaves.chunks, group.table.base, group.table.scalar_row)
-        addresses = [array.ctypes.data for array in (*arrays, group.scalars, self._leaf_results)]
-        slices = len(leaves.bounds) - 1
-        self._block = np.array([0, slices, group.flush, *addresses], np.int64)
-        threads = launch.threads_for(slices, leaves.elements)
-        return [self._kernel.bind_argument(self._block.ctypes.data, threads, leaves.elements)]
+        return [self._kernel.bind_table(self._table, group.scalars, group.flush, results)]
 
     def combine(self) -> tuple[Float64, npt.NDArray[np.bool_]]:
         """Return the diagnostics that the call from `make_calls` has measured.
@@ -84,25 +79,18 @@ def make_diagnosed_updates(
         measured_stages: The stages applied to gradients before they are measured.
     """
     updates: dict[int, DiagnosedUpdate] = {}
+    position, sign = find_momentum(request.rule)
+    momentum = None if position is None else position + 2
     for group in groups:
         streams = streams_of(request, group.members)
-        if group.kernel.vectors or streams.draws or not STORAGE.keys() >= {*streams.names}:
-            continue
-        position, sign = find_momentum(request.rule)
-        stream = None if position is None else position + 2
-        kernel = diagnosed_kernel(
-            streams.describe_update(request), len(measured_stages), stream, sign
-        )
-        if kernel is not None:
-            updates[id(group)] = DiagnosedUpdate(group, streams.sizes, kernel, position is not None)
+        update = streams.describe_update(request)
+        if not group.kernel.vectors and can_diagnose(update):
+            kernel = diagnosed_kernel(update, len(measured_stages), momentum, sign)
+            updates[id(group)] = DiagnosedUpdate(group, streams.sizes, kernel, momentum is not None)
     return updates
 
 
 @cache
-def diagnosed_kernel(
-    update: Update, stage_count: int, momentum: int | None, sign: int
-) -> Compiled | None:
-    """Return the compiled kernel of `generate_diagnosed`; None if `can_diagnose` is False."""
-    if not can_diagnose(update):
-        return None
+def diagnosed_kernel(update: Update, stage_count: int, momentum: int | None, sign: int) -> Compiled:
+    """Return the compiled kernel of `generate_diagnosed`."""
     return Compiled(generate_diagnosed(update, stage_count, momentum, sign), np.float32)

@@ -21,12 +21,11 @@ from torch import Tensor
 
 from thalweg._engines import guards, torch_layout_probe
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.cpu import openmp, replay_block
+from thalweg._engines.cpu import openmp, replay_block, scalar_program
 from thalweg._engines.cpu.replay_routines import (
     bind_replay,
-    kernels_routine,
-    parts_routine,
     python_functions,
+    routine_address,
 )
 from thalweg._engines.protocol import Call
 from thalweg._engines.torch_layout_probe import Layout
@@ -44,11 +43,6 @@ _DIMENSIONS = 5
 def _word(address: int, offset: int) -> int:
     """Return the 64-bit word at an address plus an offset in bytes."""
     return ctypes.c_int64.from_address(address + offset).value
-
-
-def _records(rows: Sequence[Sequence[int]], size: int) -> Int64:
-    """Return an int64 array with a record in each row; `size` is the size of a record in bytes."""
-    return np.array(rows, np.int64).reshape(-1, size // 8)
 
 
 Numbers = Float64  # the numbers of an option, one for each item of a tuple
@@ -184,18 +178,17 @@ class GuardTable:
         """
         numbers = numbers or {}
         words: list[int] = []
+        references: list[Any] = [*entries]
         for key, entry in entries.items():
             if key in numbers:
                 words += [id(key), self._add_option(entry, numbers[key])]
+            elif key == varying:
+                words += [id(key), 0]
             else:
-                words += [id(key), id(entry) if key != varying else 0]
+                words += [id(key), id(entry)]
+                references.append(entry)
         self._dicts.append((entries, np.array(words, np.int64), pointer))
-        guarded_values = [
-            entry_value
-            for key, entry_value in entries.items()
-            if key != varying and key not in numbers
-        ]
-        self._references.append([*entries, *guarded_values])
+        self._references.append(references)
 
     def _add_option(self, option: Any, numbers: Numbers) -> int:
         """Copy a float or tuple of floats to `numbers`, now and in each replay.
@@ -275,11 +268,10 @@ class GuardTable:
         """
         self._write_tensors(contents.gradients)
         self._write_kernels(contents)
+        self._write_columns(contents.columns, contents.watched_numbers)
         self._write_written(contents.written_tensors, contents.writer_indices)
-        self._write_watched(contents.watched_numbers)
         self._write_containers()
         self._set_members(contents.members, contents.pass_members, contents.may_be_absent)
-        self._set_tables()
         self._set_constants()
         self.block[replay_block.CLIPPING] = contents.clipping
         self._is_long = len(self._tensors) >= replay_block.TEAM_MIN_TENSORS
@@ -289,69 +281,91 @@ class GuardTable:
         )
         self._call = bind_replay(self._address)
 
+    def _set_table(self, word: int, rows: Any, size: int) -> Int64:
+        """Make the block refer to an array of records; return the array, which the table keeps.
+
+        Args:
+            word: The index in `block` of the number of records, which the address follows.
+            rows: The words of each record. An int64 array is not copied.
+            size: Bytes of a record.
+        """
+        records = np.ascontiguousarray(rows, np.int64).reshape(-1, size // 8)
+        self._references.append(records)
+        self.block[word : word + 2] = len(records), records.ctypes.data
+        return records
+
     def _write_tensors(self, gradients: Sequence[tuple[Tensor, Tensor | None, int]]) -> None:
         """Create the arrays `records`, for guarded tensors, and `gradients`, for parameters.
 
         Args:
             gradients: As in `GuardedStep`.
         """
-        shape = max(len(self._tensors), 1), replay_block.TENSOR_BYTES // 8
-        self.records = np.zeros(shape, np.int64)
-        for record, tensor in zip(self.records, self._tensors, strict=False):
+        words = np.zeros((len(self._tensors), replay_block.TENSOR_BYTES // 8), np.int64)
+        self.records = self._set_table(replay_block.TENSORS, words, replay_block.TENSOR_BYTES)
+        for record, tensor in zip(self.records, self._tensors, strict=True):
             self._write_tensor_record(record, tensor)
-        self._gradient_count = len(gradients)
-        self.gradients = np.zeros(
-            (max(len(gradients), 1), replay_block.GRADIENT_BYTES // 8), np.int64
-        )
-        for record, (param, grad, cell) in zip(self.gradients, gradients, strict=False):
+        words = np.zeros((len(gradients), replay_block.GRADIENT_BYTES // 8), np.int64)
+        self.gradients = self._set_table(replay_block.GRADIENTS, words, replay_block.GRADIENT_BYTES)
+        for record, (param, grad, cell) in zip(self.gradients, gradients, strict=True):
             owner = self.records[self._indices[id(param)]].ctypes.data
             self._write_gradient_record(record, owner, param, grad, cell)
 
     def _write_kernels(self, contents: GuardedStep) -> None:
-        """Store launches, columns, bounds and programs of a step as arrays of this table.
+        """Create the records of launches, programs and written memory, and of torch's guards.
 
-        A column is an array whose elements a step sets to one number; a program computes scalars;
-        bounds are address ranges that the step writes.
+        Set the attribute `detects_tracing` to False if torch lacks a function that detects tracing,
+        else to True.
         """
-        self.launches = _records(contents.launches, replay_block.LAUNCH_BYTES)
-        self.measures = _records(contents.measures, replay_block.LAUNCH_BYTES)
-        self.rule_measures = _records(contents.rule_measures, replay_block.LAUNCH_BYTES)
-        self._spreads = _records(contents.spreads, replay_block.SPREAD_BYTES)
-        columns = contents.columns
-        self.columns = np.zeros((len(columns), replay_block.COLUMN_BYTES // 8), np.int64)
-        self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
+        launch_bytes = replay_block.LAUNCH_BYTES
+        self.launches = self._set_table(replay_block.LAUNCHES, contents.launches, launch_bytes)
+        self.measures = self._set_table(replay_block.MEASURES, contents.measures, launch_bytes)
+        self.rule_measures = self._set_table(
+            replay_block.RULE_MEASURES, contents.rule_measures, launch_bytes
+        )
+        self._set_table(replay_block.SPREADS, contents.spreads, replay_block.SPREAD_BYTES)
+        self._set_table(replay_block.BOUNDS, contents.bounds, 8)
+        if contents.programs is not None:
+            self._set_table(replay_block.PROGRAMS, contents.programs, scalar_program.PROGRAM)
+        guard_functions = guards.find_guards()
+        self._set_table(replay_block.GUARDS, guard_functions, replay_block.GUARD_BYTES)
+        self.detects_tracing = bool(guard_functions)
+
+    def _write_columns(
+        self, columns: Sequence[tuple[int, int, int]], watched_numbers: Sequence[Tensor]
+    ) -> None:
+        """Create the records of columns, and of numbers that only steps may write.
+
+        A column is an array whose elements a step sets to one number. Arguments as in
+        `GuardedStep`.
+        """
+        rows = [(*column, 0, 0, 0) for column in columns]
+        self.columns = self._set_table(replay_block.COLUMNS, rows, replay_block.COLUMN_BYTES)
         words = self.columns.data.cast("B") if columns else memoryview(b"")
         ints, floats = words.cast("q"), words.cast("d")
         self._column_words = [
             ints if kind == replay_block.INT64 else floats for *_, kind in columns
         ]
-        self.bounds = np.ascontiguousarray(contents.bounds, np.int64).reshape(-1)
-        no_records = np.zeros((0, 1), np.int64)
-        self._programs = no_records if contents.programs is None else contents.programs
+        rows = [(tensor.data_ptr(), tensor.element_size(), 0) for tensor in watched_numbers]
+        self._watch_records = self._set_table(
+            replay_block.WATCHED_NUMBERS, rows, replay_block.WATCH_BYTES
+        )
+        self._as_floats = self._watch_records.view(np.float32), self._watch_records.view(np.float64)
 
     def _write_written(
         self, written_tensors: Sequence[Tensor], writer_indices: Mapping[int, Sequence[int]]
     ) -> None:
-        """Store a record for each tensor whose version counter a step increments.
+        """Create a record for each tensor whose version counter a step increments.
 
         Args:
             written_tensors: The tensors.
             writer_indices: {id of a tensor: indices of the members that write it}.
         """
-        self._writers = [
-            np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
-        ]
-        rows = [
-            (self._indices[id(tensor)], len(writers), writers.ctypes.data)
-            for tensor, writers in zip(written_tensors, self._writers, strict=True)
-        ]
-        self._write_records = _records(rows, replay_block.WRITE_BYTES)
-
-    def _write_watched(self, watched_numbers: Sequence[Tensor]) -> None:
-        """Create the records of numbers that only steps may write."""
-        rows = [(tensor.data_ptr(), tensor.element_size(), 0) for tensor in watched_numbers]
-        self._watch_records = _records(rows, replay_block.WATCH_BYTES)
-        self._as_floats = self._watch_records.view(np.float32), self._watch_records.view(np.float64)
+        rows: list[tuple[int, int, int]] = []
+        for tensor in written_tensors:
+            writers = np.array(writer_indices.get(id(tensor), ()), np.int64)
+            self._references.append(writers)
+            rows.append((self._indices[id(tensor)], len(writers), writers.ctypes.data))
+        self._set_table(replay_block.WRITTEN_TENSORS, rows, replay_block.WRITE_BYTES)
 
     def _write_containers(self) -> None:
         """Create the records of lists, of dictionaries and of options that may change."""
@@ -364,65 +378,31 @@ class GuardTable:
             (length, numbers.ctypes.data, signs.ctypes.data)
             for length, numbers, signs in self._options
         ]
-        self._list_records = _records(lists, replay_block.LIST_BYTES)
-        self._dict_records = _records(dicts, replay_block.DICT_BYTES)
-        self._option_records = _records(options, replay_block.OPTION_BYTES)
-
-    def _set_tables(self) -> None:
-        """Write the length and the address of each array of records to the block.
-
-        Set the attribute `detects_tracing` to False if torch lacks a function that detects tracing,
-        else to True.
-        """
-        guard_functions = guards.find_guards()
-        self._guards = _records(guard_functions, replay_block.GUARD_BYTES)
-        self.detects_tracing = bool(guard_functions)
-        for word, records, count in (
-            (replay_block.TENSORS, self.records, len(self._tensors)),
-            (replay_block.GRADIENTS, self.gradients, self._gradient_count),
-            *(
-                (word, records, len(records))
-                for word, records in (
-                    (replay_block.LISTS, self._list_records),
-                    (replay_block.DICTS, self._dict_records),
-                    (replay_block.LAUNCHES, self.launches),
-                    (replay_block.COLUMNS, self.columns),
-                    (replay_block.WRITTEN_TENSORS, self._write_records),
-                    (replay_block.BOUNDS, self.bounds),
-                    (replay_block.WATCHED_NUMBERS, self._watch_records),
-                    (replay_block.MEASURES, self.measures),
-                    (replay_block.PROGRAMS, self._programs),
-                    (replay_block.RULE_MEASURES, self.rule_measures),
-                    (replay_block.SPREADS, self._spreads),
-                    (replay_block.OPTIONS, self._option_records),
-                    (replay_block.MEMBERS, self._members),
-                    (replay_block.GUARDS, self._guards),
-                )
-            ),
-        ):
-            self.block[word : word + 2] = count, records.ctypes.data
+        self._set_table(replay_block.LISTS, lists, replay_block.LIST_BYTES)
+        self._set_table(replay_block.DICTS, dicts, replay_block.DICT_BYTES)
+        self._set_table(replay_block.OPTIONS, options, replay_block.OPTION_BYTES)
 
     def _set_constants(self) -> None:
         """Write addresses of Python's functions and classes, and torch's offsets, to the block."""
-        block = self.block
-        for word, address in python_functions().items():
-            block[word] = address
-        block[replay_block.CLASS_OF_LISTS] = id(list)
-        block[replay_block.CLASS_OF_TUPLES] = id(tuple)
-        block[replay_block.CLASS_OF_GRADIENTS] = id(Tensor)
-        block[replay_block.CLASS_OF_FLOATS] = id(float)
-        block[replay_block.CLASS_OF_NUMPY_FLOATS] = id(np.float64)
-        block[replay_block.IN_FLOAT] = torch_layout_probe.float_offset()
-        block[replay_block.IN_DICT_VERSION] = torch_layout_probe.dict_version_offset()
-        block[replay_block.UNDEFINED_IMPL] = torch_layout_probe.no_gradient()
-        block[replay_block.NONE_OBJECT] = id(None)
-        offsets = astuple(self._layout)
-        block[replay_block.IN_OBJECT : replay_block.IN_OBJECT + len(offsets)] = offsets
+        constants = {
+            **python_functions(),
+            replay_block.CLASS_OF_LISTS: id(list),
+            replay_block.CLASS_OF_TUPLES: id(tuple),
+            replay_block.CLASS_OF_GRADIENTS: id(Tensor),
+            replay_block.CLASS_OF_FLOATS: id(float),
+            replay_block.CLASS_OF_NUMPY_FLOATS: id(np.float64),
+            replay_block.IN_FLOAT: torch_layout_probe.float_offset(),
+            replay_block.IN_DICT_VERSION: torch_layout_probe.dict_version_offset(),
+            replay_block.UNDEFINED_IMPL: torch_layout_probe.no_gradient(),
+            replay_block.NONE_OBJECT: id(None),
+            **dict(enumerate(astuple(self._layout), replay_block.IN_OBJECT)),
+        }
+        self.block[[*constants]] = [*constants.values()]
 
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store the records of members, which are variables that count their own steps.
+        """Create the records of members, which are variables that count their own steps.
 
         Record each member's gradient as present, with the `Member.spans`. A replay sets the lengths
         of the spans' chunks to 0 to skip a member. Call `_write_tensors` before. For arguments see
@@ -431,15 +411,14 @@ class GuardTable:
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
         rows = [member[:-1] for member in (*members, *pass_members)]
-        self._members = _records(rows, replay_block.MEMBER_BYTES)
+        self._set_table(replay_block.MEMBERS, rows, replay_block.MEMBER_BYTES)
         self.block[replay_block.COUNTED_MEMBERS] = len(members)
+        presence = replay_block.MAY_BE_ABSENT if may_be_absent else replay_block.PRESENT
         for record, member in zip(self.gradients, members, strict=False):
-            presence = replay_block.MAY_BE_ABSENT if may_be_absent else replay_block.PRESENT
             record[replay_block.PRESENCE] = presence
             record[replay_block.IS_ENABLED] = 1
-            for index, span in enumerate(member.spans):
-                first = replay_block.SPANS + 3 * index
-                record[first : first + 3] = span
+            words = [word for span in member.spans for word in span]
+            record[replay_block.SPANS : replay_block.SPANS + len(words)] = words
 
     @property
     def gradient_switches(self) -> tuple[int, int]:
@@ -514,9 +493,7 @@ class GuardTable:
                 True to round the value to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
-        records = _records(rows, replay_block.READ_BYTES)
-        self._references.append(records)
-        self.block[replay_block.READS : replay_block.READS + 2] = len(rows), records.ctypes.data
+        self._set_table(replay_block.READS, rows, replay_block.READ_BYTES)
 
     def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
         """Make each replay fill columns with numbers that scalar programs have computed.
@@ -524,10 +501,8 @@ class GuardTable:
         Args:
             rows: Pairs of a register's address and an index in `GuardedStep.columns`.
         """
-        records = _records(rows, replay_block.REGISTER_COLUMN_BYTES)
-        self._references.append(records)
-        first = replay_block.REGISTER_COLUMNS
-        self.block[first : first + 2] = len(rows), records.ctypes.data
+        word, size = replay_block.REGISTER_COLUMNS, replay_block.REGISTER_COLUMN_BYTES
+        self._set_table(word, rows, size)
 
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
         """Write rows of precomputed scalars, one for each coming step, to the step table.
@@ -552,14 +527,10 @@ class GuardTable:
         layout = self._layout
         impl = _word(id(tensor), layout.impl)
         storage = _word(impl, layout.storage)
-        record[replay_block.OBJECT], record[replay_block.CLASS] = id(tensor), id(type(tensor))
-        record[replay_block.IMPL], record[replay_block.STORAGE] = impl, storage
-        record[replay_block.DATA], record[replay_block.BYTES] = (
-            _word(storage, layout.data),
-            _word(storage, layout.nbytes),
-        )
-        record[replay_block.DELETER] = _word(storage, layout.deleter)
-        record[replay_block.CONTEXT] = _word(storage, layout.context)
+        offsets = layout.data, layout.nbytes, layout.deleter, layout.context
+        words = [_word(storage, offset) for offset in offsets]
+        # The words from OBJECT to CONTEXT.
+        record[: replay_block.SHAPE] = [id(tensor), id(type(tensor)), impl, storage, *words]
         dims = tensor.dim()
         record[replay_block.SHAPE] = dims
         record[replay_block.SHAPE + 1 : replay_block.SHAPE + 1 + dims] = tuple(tensor.shape)
@@ -606,7 +577,7 @@ class GuardTable:
         """
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0
-        team = (caller, parts_routine(), size) if caller else (0, 0, 0)
+        team = (caller, routine_address("check_parts"), size) if caller else (0, 0, 0)
         self.block[replay_block.TEAM : replay_block.TEAM + 3] = team
 
     @property
@@ -648,7 +619,7 @@ class GuardTable:
         if self._is_long:
             self._set_team()
         if self.releases_lock:
-            kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
+            kernels = openmp.call_on_team(routine_address("run_kernels"), self._address, 1)
             end_calls = [kernels, partial(self._call, None, 0, replay_block.FINISH), *end_calls]
             flags |= replay_block.PREPARED
         if not end_calls:

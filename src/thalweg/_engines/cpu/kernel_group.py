@@ -116,33 +116,32 @@ class Group:
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Compute measures over rows, columns or all elements; return a list for each member."""
-        measures, stages = reduction.formulas, reduction.stages
-        kernel = self._lines_kernel(measures, stages)
-        scalars = self._select_scalars(kernel.scalars, columns)
-        streams = self.table.base[:, : len(self._memory.storage)]
-        # Only stages flush denormals; without stages, measures read the stored numbers.
-        return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
+        sweep = self.line_sweep(reduction.formulas, reduction.stages, self.table.base, columns)
+        sweep.run()
+        return sweep.combine()
 
-    def _lines_kernel(self, measures: Any, stages: Stages) -> Compiled:
-        """Return the kernel of measures over rows, over columns or over all elements."""
-        formulas = distinct_formulas(measures)
-        measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
-        return launch.lines_kernel(measures, measurement)
-
-    def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
-        """Return a `LineSweep` that will measure rows and columns. Scalars are 0 until set.
+    def line_sweep(
+        self, measures: Any, stages: Stages, base: Int64, columns: Columns | None = None
+    ) -> LineSweep:
+        """Return a `LineSweep` that will measure rows, columns or all elements of members.
 
         Args:
             measures, stages: As in `Reduction`.
             base: (members, ...) addresses of tensors, in the columns of `Table.base`. Copied.
+            columns: The scalars of the step. Without them, each member has a row of scalars, which
+                are 0 until set.
         """
         with importing:
+            from thalweg._engines.cpu.reductions import scalar_rows
             from thalweg._engines.cpu.row_column_reductions import LineSweep
-        kernel = self._lines_kernel(measures, stages)
-        arrays = (
-            base[:, : len(self._memory.storage)],
-            np.zeros((len(self.members), len(kernel.scalars))),
-        )
+        formulas = distinct_formulas(measures)
+        measurement = replace(self._memory, formulas=formulas, stages=stages, vectors=self._kinds)
+        kernel = launch.lines_kernel(measures, measurement)
+        rows = np.zeros((len(self.members), len(kernel.scalars)))
+        if columns is not None:
+            rows = scalar_rows(kernel.scalars, self._select_scalars(kernel.scalars, columns))
+        arrays = base[:, : len(self._memory.storage)], rows
+        # Only stages flush denormals; without stages, measures read the stored numbers.
         return LineSweep(self.lines, kernel, measures, arrays, self.flush and bool(stages))
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from thalweg._engines.cpu.work_table import Table
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
     from thalweg._engines.codegen import Measurement
-    from thalweg._engines.cpu.compiled_loops import Loop
 
 
 # Kernels over at most so many elements hold Python's lock: no other thread can free their memory.
@@ -45,7 +44,9 @@ class Compiled:
         self.measures, self.vectors = kernel.measures, vectors
         self.address = kernel_cache.address_of(kernel.name, kernel.source)
 
-    def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
+    def bind_table(
+        self, table: Table, scalars: Array, flush: bool, *results: int
+    ) -> Callable[[], object]:
         """Return a C function without arguments that runs the kernel over a work table.
 
         Args:
@@ -53,8 +54,9 @@ class Compiled:
             scalars: (rows, scalars) contiguous, in the kernel's dtype. Tensor i reads the row
                 `table.scalar_row[i]`.
             flush: True if denormals are treated as zero.
+            results: As for `Table.fill_argument`.
         """
-        argument = table.fill_argument(scalars, flush)
+        argument = table.fill_argument(scalars, flush, *results)
         threads = threads_for(len(table.bounds) - 1, table.elements)
         return self.bind_argument(argument, threads, table.elements)
 
@@ -106,15 +108,19 @@ def update_kernel(
 
 
 @cache
-def jit_loop(*functions: Callable[..., Any]) -> Loop:
-    """Return a compiled function over arrays and integers.
-
-    Args:
-        functions: The Python function, followed by the functions that it calls.
-    """
+def group_kernel(index: str) -> Compiled:
+    """Return the compiled kernel that groups sparse entries by row; see `generate_grouping`."""
     with importing:
-        from thalweg._engines.cpu.compiled_loops import Loop
-    return Loop(*functions)
+        from thalweg._engines.cpu.codegen_sparse import generate_grouping
+    return Compiled(generate_grouping(index), np.float64)
+
+
+@cache
+def gap_kernel() -> Compiled:
+    """Return the compiled kernel that lists rows without entries; see `generate_gaps`."""
+    with importing:
+        from thalweg._engines.cpu.codegen_sparse import generate_gaps
+    return Compiled(generate_gaps(), np.float64)
 
 
 @cache

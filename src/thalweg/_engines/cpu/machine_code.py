@@ -161,11 +161,6 @@ def compile_kernel(name: str, source: str, briefly: bool = False) -> bytes:
     return _target_machine().emit_object(_optimize_module(name, source, briefly))
 
 
-def compile_to_assembly(name: str, source: str) -> str:
-    """Return the assembly of a kernel, as text."""
-    return _target_machine().emit_assembly(_optimize_module(name, source, briefly=False))
-
-
 def link_kernel(name: str, code: bytes) -> int:
     """Load object code; return the address of the function `name`. This is not thread-safe.
 

@@ -30,6 +30,8 @@ class _Tables(NamedTuple):
         period_offsets: Offsets of the elements of a period from its first element.
         period_starts: Offsets of the first elements of periods from the tensor's first element.
         is_compact: True if the elements at the start of a period lie in few cache lines.
+
+    Both arrays are empty if the elements lie in row-major order.
     """
 
     period_offsets: Int32
@@ -45,33 +47,25 @@ class Offsets:
 
     Attributes:
         table: (tensors, 3) int64: the number of elements of a period and the addresses of
-            `period_offsets` and `period_starts`; zeros for a tensor in row-major order.
+            `period_offsets` and `period_starts`. The number is 0 for row-major order.
         are_compact: True if kernels that read offsets are faster than copies.
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self._tables = {layout: _make_tables(*layout) for layout in dict.fromkeys(layouts)}
         rows = {
-            layout: [
-                len(tables.period_offsets),
-                tables.period_offsets.ctypes.data,
-                tables.period_starts.ctypes.data,
-            ]
-            if tables
-            else [0, 0, 0]
-            for layout, tables in self._tables.items()
+            layout: (len(within), within.ctypes.data, starts.ctypes.data)
+            for layout, (within, starts, _) in self._tables.items()
         }
         self.table = np.array([rows[layout] for layout in layouts], np.int64)
-        self.are_compact = all(
-            tables is None or tables.is_compact for tables in self._tables.values()
-        )
+        self.are_compact = all(tables.is_compact for tables in self._tables.values())
 
 
-def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables | None:
-    """Return the offset tables of a layout; None if elements lie in row-major order."""
+def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables:
+    """Return the offset tables of a layout."""
     sizes, steps = _merge_dimensions(shape, strides)
     if not steps or steps == [1]:
-        return None
+        return _Tables(np.zeros(0, np.int32), np.zeros(0, np.int64), is_compact=True)
     first = len(sizes) - 1
     while first and np.prod(sizes[first:]) < _PERIOD:
         first -= 1

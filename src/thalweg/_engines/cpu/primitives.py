@@ -44,13 +44,6 @@ class Value(NamedTuple):
     kind: Kind
 
 
-class Array(NamedTuple):
-    """A contiguous array: a pointer to the first element, and the length of each dimension."""
-
-    data: Value
-    shape: tuple[Value, ...]
-
-
 _I8, _I16, _I32, _I64 = map(ir.IntType, (8, 16, 32, 64))
 _HALF, _BYTE = ir.HalfType(), _I8.as_pointer()
 BOOL, INT64 = Kind(ir.IntType(1), signed=False), Kind(_I64)
@@ -58,7 +51,6 @@ UINT16, FLOAT32, FLOAT64 = Kind(_I16, signed=False), Kind(ir.FloatType()), Kind(
 KINDS = {
     "int8": Kind(_I8),
     "uint8": Kind(_I8, signed=False),
-    "int16": Kind(_I16),
     "uint16": UINT16,
     "int32": Kind(_I32),
     "uint32": Kind(_I32, signed=False),
@@ -109,11 +101,7 @@ class Code:
 
     @property
     def arguments(self) -> list[Value]:
-        kinds = {_I64: INT64}
-        return [
-            Value(argument, kinds.get(argument.type, Kind(_BYTE)))
-            for argument in self.function.args
-        ]
+        return [Value(x, INT64 if x.type == _I64 else Kind(_BYTE)) for x in self.function.args]
 
     def end_function(self, results: Sequence[Value] = ()) -> None:
         """Write the return of `results[0]`, or of nothing for (); call it once, last."""
@@ -240,35 +228,26 @@ def _reserve_cell(code: Code) -> Value:
 # Numbers of 16 bits
 
 
-def _half_to_float(code: Code, bits: Value) -> Value:
-    if not code.halves:
-        return _float_from_half(code, bits)
-    half = code.builder.bitcast(bits.llvm, _HALF)
-    return Value(code.builder.fpext(half, FLOAT32.llvm), FLOAT32)
-
-
-def _float_to_half(code: Code, value: Value) -> Value:
-    """Round a number to float32, then to float16, ties to even; return the bits."""
-    value = code.cast_to(value, FLOAT32)
-    if not code.halves:
-        return _half_from_float(code, value)
-    half = code.builder.fptrunc(value.llvm, _HALF)
-    return Value(code.builder.bitcast(half, _I16), UINT16)
-
-
 def _i32(value: int) -> Any:
     return ir.Constant(_I32, value)
 
 
-def _float_from_half(code: Code, bits: Value) -> Value:
-    """Return a float16 as float32, without float16 instructions of the processor."""
+def _f32(value: float) -> Any:
+    return ir.Constant(FLOAT32.llvm, value)
+
+
+def _half_to_float(code: Code, bits: Value) -> Value:
+    """Return a float16 as float32."""
     write = code.builder
+    if code.halves:
+        return Value(write.fpext(write.bitcast(bits.llvm, _HALF), FLOAT32.llvm), FLOAT32)
+    # The processor has no instructions for float16.
     extended = write.zext(bits.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))
     shifted = write.shl(size, _i32(13))
     normal = write.add(shifted, _i32((127 - 15) << 23))
     special = write.or_(shifted, _i32(0x7F800000))  # infinity and NaN
-    small = write.fmul(write.uitofp(size, FLOAT32.llvm), ir.Constant(FLOAT32.llvm, 2.0**-24))
+    small = write.fmul(write.uitofp(size, FLOAT32.llvm), _f32(2.0**-24))
     magnitude = write.select(write.icmp_unsigned(">=", size, _i32(0x7C00)), special, normal)
     is_small = write.icmp_unsigned("<", size, _i32(0x0400))
     magnitude = write.select(is_small, write.bitcast(small, _I32), magnitude)
@@ -276,16 +255,19 @@ def _float_from_half(code: Code, bits: Value) -> Value:
     return Value(write.bitcast(write.or_(magnitude, sign), FLOAT32.llvm), FLOAT32)
 
 
-def _half_from_float(code: Code, value: Value) -> Value:
-    """Return the bits of the nearest float16, ties to even, without float16 instructions."""
-    write = code.builder
+def _float_to_half(code: Code, value: Value) -> Value:
+    """Round a number to float32, then to float16, ties to even; return the bits."""
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    if code.halves:
+        return Value(write.bitcast(write.fptrunc(value.llvm, _HALF), _I16), UINT16)
+    # The processor has no instructions for float16.
     bits = write.bitcast(value.llvm, _I32)
     size = write.and_(bits, _i32(0x7FFFFFFF))
     last_bit = write.and_(write.lshr(size, _i32(13)), _i32(1))
     down = write.sub(size, _i32((127 - 15) << 23))
     normal = write.lshr(write.add(down, write.add(last_bit, _i32(0xFFF))), _i32(13))
     # The last bit of a sum with 0.5 is worth as much as that of a denormal half.
-    half = ir.Constant(FLOAT32.llvm, 0.5)
+    half = _f32(0.5)
     sum_bits = write.bitcast(write.fadd(write.bitcast(size, FLOAT32.llvm), half), _I32)
     small = write.sub(sum_bits, _i32(0x3F000000))
     half_bits = write.select(write.icmp_unsigned("<", size, _i32(0x38800000)), small, normal)
@@ -298,19 +280,18 @@ def _half_from_float(code: Code, value: Value) -> Value:
 
 
 def _bfloat_to_float(code: Code, bits: Value) -> Value:
-    extended = code.builder.shl(code.builder.zext(bits.llvm, _I32), ir.Constant(_I32, 16))
+    extended = code.builder.shl(code.builder.zext(bits.llvm, _I32), _i32(16))
     return Value(code.builder.bitcast(extended, FLOAT32.llvm), FLOAT32)
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
     """Return the bits of a number rounded to float32, then to bfloat16; 0x7FC0 for NaN."""
-    write, sixteen = code.builder, ir.Constant(_I32, 16)
-    value = code.cast_to(value, FLOAT32)
+    write, value = code.builder, code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
-    last_bit = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
-    rounded_bits = write.add(bits, write.add(last_bit, ir.Constant(_I32, 0x7FFF)))
+    last_bit = write.and_(write.lshr(bits, _i32(16)), _i32(1))
+    rounded_bits = write.add(bits, write.add(last_bit, _i32(0x7FFF)))
     nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
-    bfloat_bits = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded_bits, sixteen))
+    bfloat_bits = write.select(nan, _i32(0x7FC0), write.lshr(rounded_bits, _i32(16)))
     return Value(write.trunc(bfloat_bits, _I16), UINT16)
 
 
@@ -340,7 +321,7 @@ def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
     """Round a number to float16 by random `bits`; return the float16's bits."""
-    write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
+    write, one_float = code.builder, _f32(1.0)
     value = code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
@@ -356,12 +337,10 @@ def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
     is_below_largest = write.icmp_unsigned("<", size, _i32(0x477FE000))
     finite_size = write.select(is_below_largest, size_in_units, one_float)
     integer_units = write.sitofp(write.fptosi(finite_size, _I32), FLOAT32.llvm)
-    fraction = write.fmul(
-        write.fsub(finite_size, integer_units), ir.Constant(FLOAT32.llvm, 65536.0)
-    )
+    fraction = write.fmul(write.fsub(finite_size, integer_units), _f32(65536.0))
     fraction = write.fadd(fraction, write.uitofp(write.zext(bits.llvm, _I32), FLOAT32.llvm))
-    rounds_up = write.fcmp_ordered(">=", fraction, ir.Constant(FLOAT32.llvm, 65536.0))
-    zero = ir.Constant(FLOAT32.llvm, 0.0)
+    rounds_up = write.fcmp_ordered(">=", fraction, _f32(65536.0))
+    zero = _f32(0.0)
     rounded_size = write.fmul(
         write.fadd(integer_units, write.select(rounds_up, one_float, zero)), unit
     )
@@ -402,15 +381,15 @@ def _dither_of(code: Code, step: Value, rank: Value) -> Value:
     offset = write.mul(place, _i32(dither.ELEMENT_STRIDE))
     total = write.add(write.mul(value, _i32(dither.STEP_STRIDE)), offset)
     fraction = write.sitofp(write.lshr(total, _i32(dither.SHIFT)), FLOAT32.llvm)
-    half = ir.Constant(FLOAT32.llvm, 0.5)
-    dither_value = write.fmul(write.fadd(fraction, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    half = _f32(0.5)
+    dither_value = write.fmul(write.fadd(fraction, half), _f32(dither.UNIT))
     is_uncounted = write.icmp_signed("<", value, _i32(0))
     return Value(write.select(is_uncounted, half, dither_value), FLOAT32)
 
 
 def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value) -> Value:
     """Round a real nonnegative code to a uint8 code, by a dither; see `dither.round_codes`."""
-    write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
+    write, zero = code.builder, _f32(0.0)
     low = code.cast_to(lower_limit, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
     dithered = write.fadd(raised, dither_value.llvm)
@@ -423,7 +402,7 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
-    one_float = ir.Constant(FLOAT32.llvm, 1.0)
+    one_float = _f32(1.0)
     fraction = write.select(write.fcmp_ordered("<", size, one_float), size, one_float)
     sign = write.and_(bits, _i32(0x80000000))
     signed = write.bitcast(write.or_(write.bitcast(dither_value.llvm, _I32), sign), FLOAT32.llvm)

@@ -17,6 +17,7 @@ import os
 import stat
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from thalweg.errors import PerformanceWarning, warn
 
@@ -156,19 +157,15 @@ def _enter_folder(
     Raises:
         OSError: The path is not a folder, cannot be opened, or is not safe; see `_check_private`.
     """
-    is_new = False
+    is_new, opening = False, partial(_open_descriptor, name, _get_passing_flags(), directory)
     try:
         try:
-            descriptor = stack.enter_context(
-                _open_descriptor(name, _get_passing_flags(), directory)
-            )
+            descriptor = stack.enter_context(opening())
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=directory)
                 is_new = True
-            descriptor = stack.enter_context(
-                _open_descriptor(name, _get_passing_flags(), directory)
-            )
+            descriptor = stack.enter_context(opening())
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
             raise _Unsafe(f"{full} is no folder") from error

@@ -177,9 +177,9 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     """
     partial = np.zeros(len(work.chunks), np.int64)
     if work.elements:
-        argument = work.fill_peak_argument(partial, column)
-        threads = launch.threads_for(len(work.bounds) - 1, work.elements)
-        launch.peak_kernel(dtype.itemsize).bind_argument(argument, threads, work.elements)()
+        kernel, no_scalars = launch.peak_kernel(dtype.itemsize), np.zeros((1, 0))
+        words = partial.ctypes.data, work.base.shape[1], column
+        kernel.bind_table(work, no_scalars, False, *words)()
     bits = np.zeros(len(work.base), np.int64)
     # As integers, bits are ordered like magnitudes, and NaN is above infinity.
     np.maximum.at(bits, work.chunks[:, 0], partial)

@@ -51,13 +51,9 @@ def factor_of(norm, limit, epsilon, unit, is_torchs):
     """
     if is_torchs:
         factor = limit / (norm + epsilon)
-        if factor > unit:
-            factor = unit
-        return factor
+        return unit if factor > unit else factor
     factor, inverse_limit = unit / norm, unit / limit
-    if inverse_limit < factor:
-        factor = inverse_limit
-    return limit * factor
+    return limit * (inverse_limit if inverse_limit < factor else factor)
 
 
 def sum_squares(block):
@@ -102,25 +98,23 @@ def clip(block):
     factor = 0.0
     is_in_range = squares >= numbers[MIN_SQUARE_SUM] and squares <= numbers[MAX_SQUARE_SUM]
     if is_in_range and norm <= numbers[MAX_NORM]:
+        is_torchs = block[USES_TORCH_FORMULA]
         if block[IS_FLOAT32]:
-            unit, narrow_limit, narrow_epsilon = float32(1), float32(limit), float32(epsilon)
+            float32_limit, float32_epsilon = float32(limit), float32(epsilon)
             factor = float64(
-                factor_of(
-                    float32(norm), narrow_limit, narrow_epsilon, unit, block[USES_TORCH_FORMULA]
-                )
+                factor_of(float32(norm), float32_limit, float32_epsilon, float32(1), is_torchs)
             )
         else:
-            factor = factor_of(norm, limit, epsilon, 1.0, block[USES_TORCH_FORMULA])
+            factor = factor_of(norm, limit, epsilon, 1.0, is_torchs)
     if factor >= MIN_FACTOR:
         for k in range(block[ROWS]):
             rows = int64_pointer(block[ROWS + 1] + ROW_BYTES * k)
+            number = float64(float32(factor)) if rows[4] else factor
             for i in range(rows[1]):
                 if rows[3]:
-                    float32_pointer(rows[0] + rows[2] * i)[0] = factor
-                elif rows[4]:
-                    float64_pointer(rows[0] + rows[2] * i)[0] = float64(float32(factor))
+                    float32_pointer(rows[0] + rows[2] * i)[0] = number
                 else:
-                    float64_pointer(rows[0] + rows[2] * i)[0] = factor
+                    float64_pointer(rows[0] + rows[2] * i)[0] = number
         numbers[NORM], numbers[FACTOR], block[HAS_FACTOR] = norm, factor, 1
     else:
         block[HAS_FACTOR] = 0

@@ -47,22 +47,14 @@ def number_differs(block, py_object, number, sign):
     """
     # The class of an object follows its reference count.
     cls = word(py_object + 8)
-    if cls != block[CLASS_OF_FLOATS]:
-        if cls != block[CLASS_OF_NUMPY_FLOATS]:
-            return 1
+    if cls != block[CLASS_OF_FLOATS] and cls != block[CLASS_OF_NUMPY_FLOATS]:
+        return 1
     new = float64_pointer(py_object + block[IN_FLOAT])[0]
     number[0] = new
-    positive = new > 0.0 and new < MAX_OPTION
-    negative = new < 0.0 and new > -MAX_OPTION
-    if sign > 0:
-        if positive:
-            return 0
-        return 1
-    if sign < 0:
-        if negative:
-            return 0
-        return 1
-    if new == 0.0:
+    if sign == 0:
+        return new != 0.0
+    magnitude = new * sign
+    if magnitude > 0.0 and magnitude < MAX_OPTION:
         return 0
     return 1
 
@@ -79,9 +71,8 @@ def option_differs(block, py_object, option):
     numbers, signs = option[1], int64_pointer(option[2])
     if option[0] == 0:
         return number_differs(block, py_object, float64_pointer(numbers), signs[0])
-    if word(py_object + 8) != block[CLASS_OF_TUPLES]:
-        return 1
-    if call(block[PY_TUPLE_SIZE], py_object) != option[0]:
+    is_tuple = word(py_object + 8) == block[CLASS_OF_TUPLES]
+    if is_tuple == 0 or call(block[PY_TUPLE_SIZE], py_object) != option[0]:
         return 1
     for k in range(option[0]):
         number_object = call(block[PY_TUPLE_GET_ITEM], py_object, k)
@@ -109,14 +100,11 @@ def entries_differ(block, record):
             block[PY_DICT_NEXT], dict_address, position_address, key_address, value_address
         )
         # The function returns an int of C, so only 32 bits count.
-        if has_entry & 4294967295 == 0:
-            return 1
-        if key[0] != items[2 * i]:
+        if has_entry & 4294967295 == 0 or key[0] != items[2 * i]:
             return 1
         expected = items[2 * i + 1]
-        if expected > 0:
-            if value[0] != expected:
-                return 1
+        if expected > 0 and value[0] != expected:
+            return 1
         if expected < 0:
             option = int64_pointer(block[OPTIONS + 1] + OPTION_BYTES * (-1 - expected))
             if option_differs(block, value[0], option):
@@ -136,12 +124,9 @@ def dicts_differ(block):
         record = int64_pointer(block[DICTS + 1] + DICT_BYTES * k)
         ahead = min(address_of(record) + PREFETCH_DISTANCE * DICT_BYTES, last_record)
         prefetch_to_read(word(ahead))
-        if record[3] != 0:
-            if word(record[3]) != record[0]:
-                return 1
-        version = 0
-        if block[IN_DICT_VERSION] != 0:
-            version = word(record[0] + block[IN_DICT_VERSION])
+        if record[3] != 0 and word(record[3]) != record[0]:
+            return 1
+        version = word(record[0] + block[IN_DICT_VERSION]) if block[IN_DICT_VERSION] else 0
         if version == 0 or version != record[4]:
             if entries_differ(block, record):
                 return 1
@@ -160,9 +145,8 @@ def shape_differs(impl, record, dims):
     if sizes[0] != count:
         return 1
     for axis in range(1, count + 1):
-        if sizes[axis] != record[SHAPE + axis]:
-            return 1
-        if sizes[5 + axis] != record[SHAPE + 5 + axis]:
+        size, stride = record[SHAPE + axis], record[SHAPE + 5 + axis]
+        if sizes[axis] != size or sizes[5 + axis] != stride:
             return 1
     return 0
 
@@ -172,15 +156,13 @@ def storage_differs(block, record, storage):
 
     Address, data, size, deleter and context are compared.
     """
-    if storage != record[STORAGE]:
-        return 1
-    if word(storage + block[IN_STORAGE_DATA]) != record[DATA]:
-        return 1
-    if word(storage + block[IN_STORAGE_BYTES]) != record[BYTES]:
-        return 1
-    if word(storage + block[IN_STORAGE_DELETER]) != record[DELETER]:
-        return 1
-    return word(storage + block[IN_STORAGE_CONTEXT]) != record[CONTEXT]
+    return (
+        storage != record[STORAGE]
+        or word(storage + block[IN_STORAGE_DATA]) != record[DATA]
+        or word(storage + block[IN_STORAGE_BYTES]) != record[BYTES]
+        or word(storage + block[IN_STORAGE_DELETER]) != record[DELETER]
+        or word(storage + block[IN_STORAGE_CONTEXT]) != record[CONTEXT]
+    )
 
 
 def prefetch_elements(address):
@@ -199,21 +181,17 @@ def tensor_differs(block, record):
     OTHER_MEMORY: the storage differs. OTHER_COUNTER: there is no version counter. Without a
     difference, the record gets the present address of the version counter.
     """
-    tensor = record[OBJECT]
-    if word(tensor + 8) != record[CLASS]:
-        return OTHER_TENSOR
-    impl = word(tensor + block[IN_OBJECT])
-    if impl != record[IMPL]:
-        return OTHER_TENSOR
-    if word(impl + block[IN_IMPL_KEYS]) != record[KEYS]:
-        return OTHER_TENSOR
-    if word(impl + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != record[FLAGS]:
-        return OTHER_TENSOR
-    if shape_differs(impl, record, block[IN_IMPL_DIMS]):
-        return OTHER_TENSOR
-    if word(impl + block[IN_IMPL_OFFSET]) != record[OFFSET]:
-        return OTHER_TENSOR
-    if word(impl + block[IN_IMPL_COUNT]) != record[COUNT]:
+    tensor, impl = record[OBJECT], record[IMPL]
+    # Only the recorded TensorImpl is dereferenced.
+    if (
+        word(tensor + 8) != record[CLASS]
+        or word(tensor + block[IN_OBJECT]) != impl
+        or word(impl + block[IN_IMPL_KEYS]) != record[KEYS]
+        or word(impl + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != record[FLAGS]
+        or shape_differs(impl, record, block[IN_IMPL_DIMS])
+        or word(impl + block[IN_IMPL_OFFSET]) != record[OFFSET]
+        or word(impl + block[IN_IMPL_COUNT]) != record[COUNT]
+    ):
         return OTHER_TENSOR
     if storage_differs(block, record, word(impl + block[IN_IMPL_STORAGE])):
         return OTHER_MEMORY
@@ -239,9 +217,7 @@ def is_apart(block, address, extent):
         else:
             high = middle
     # After an odd number of edges, the address is inside of a range.
-    if low & 1:
-        return 0
-    if low < edges and bounds[low] < address + extent:
+    if low & 1 or (low < edges and bounds[low] < address + extent):
         return 0
     return 1
 
@@ -264,11 +240,11 @@ def gradient_in_pair(block, record, number):
     return UNDEFINED_IMPL of the block.
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
-    if word(pair + 8) != block[CLASS_OF_TUPLES]:
-        return 0
-    if call(block[PY_TUPLE_SIZE], pair) != 2:
-        return 0
-    if call(block[PY_TUPLE_GET_ITEM], pair, 1) != record[OBJECT]:
+    if (
+        word(pair + 8) != block[CLASS_OF_TUPLES]
+        or call(block[PY_TUPLE_SIZE], pair) != 2
+        or call(block[PY_TUPLE_GET_ITEM], pair, 1) != record[OBJECT]
+    ):
         return 0
     grad_object = call(block[PY_TUPLE_GET_ITEM], pair, 0)
     if grad_object == block[NONE_OBJECT]:
@@ -302,11 +278,8 @@ def find_gradient(block, gradient, number):
     TensorImpl is prefetched.
     """
     record = int64_pointer(gradient[OWNER])
-    grad = 0
-    if block[PAIRS] == 0:
-        grad = gradient_of(block, record)
-    else:
-        grad = gradient_in_pair(block, record, number)
+    from_pair = block[PAIRS] != 0
+    grad = gradient_in_pair(block, record, number) if from_pair else gradient_of(block, record)
     gradient[CURRENT_IMPL] = grad
     prefetch_to_read(grad)
     prefetch_to_read(grad + 64)
@@ -328,9 +301,8 @@ def memory_differs(block, gradient, grad, storage):
     begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ELEMENT_BYTES]
     data = word(storage + block[IN_STORAGE_DATA])
     # An empty gradient has no memory.
-    if data == 0 and gradient[EXTENT] != 0:
-        return OTHER_GRADIENT
-    if begin + gradient[EXTENT] > word(storage + block[IN_STORAGE_BYTES]):
+    is_missing = data == 0 and gradient[EXTENT] != 0
+    if is_missing or begin + gradient[EXTENT] > word(storage + block[IN_STORAGE_BYTES]):
         return OTHER_GRADIENT
     if data + begin != gradient[SAFE_ADDRESS]:
         if block[NEEDS_MEASURED_ADDRESSES]:
@@ -338,8 +310,7 @@ def memory_differs(block, gradient, grad, storage):
         if is_apart(block, data + begin, gradient[EXTENT]) == 0:
             return SHARED_GRADIENT
         gradient[SAFE_ADDRESS] = data + begin
-    cell = int64_pointer(gradient[CELL])
-    cell[0] = data + begin
+    int64_pointer(gradient[CELL])[0] = data + begin
     prefetch_elements(data + begin)
     return 0
 
@@ -355,9 +326,7 @@ def gradient_differs(block, gradient):
     if grad == 0 and block[PAIRS] != 0:
         return OTHER_GRADIENT
     if gradient[PRESENCE] == MAY_BE_ABSENT:
-        is_absent = 0
-        if grad == 0 or grad == block[UNDEFINED_IMPL]:
-            is_absent = 1
+        is_absent = grad == 0 or grad == block[UNDEFINED_IMPL]
         set_enabled(gradient, 1 - is_absent)
         if is_absent:
             return 0
@@ -366,14 +335,12 @@ def gradient_differs(block, gradient):
             return OTHER_GRADIENT
         storage = word(grad + block[IN_IMPL_STORAGE])
     if gradient[PRESENCE] == ABSENT:
-        if storage != 0:
-            return OTHER_GRADIENT
-        return 0
-    if storage == 0:
-        return OTHER_GRADIENT
-    if word(grad + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != gradient[GRADIENT_FLAGS]:
-        return OTHER_GRADIENT
-    if shape_differs(grad, record, block[IN_IMPL_DIMS]):
+        return 0 if storage == 0 else OTHER_GRADIENT
+    if (
+        storage == 0
+        or word(grad + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != gradient[GRADIENT_FLAGS]
+        or shape_differs(grad, record, block[IN_IMPL_DIMS])
+    ):
         return OTHER_GRADIENT
     return memory_differs(block, gradient, grad, storage)
 
@@ -397,14 +364,12 @@ def column_differs(column, words):
     """
     if words[5] == 0:
         return 0
-    if words[2] == INT64:
-        for i in range(words[1]):
-            if int64_pointer(words[0])[i] != words[4]:
-                return 1
-        return 0
     expected = float64_pointer(column + 32)[0]
     for i in range(words[1]):
-        if words[2] == FLOAT32:
+        if words[2] == INT64:
+            if int64_pointer(words[0])[i] != words[4]:
+                return 1
+        elif words[2] == FLOAT32:
             if float32_pointer(words[0])[i] != float32(expected):
                 return 1
         elif float64_pointer(words[0])[i] != expected:
@@ -488,11 +453,10 @@ def team_differs(block):
 
 def pairs_differ(block):
     """Return 0 if PAIRS is 0, or a list with one item for each gradient; else 1."""
-    if block[PAIRS] == 0:
-        return 0
-    if word(block[PAIRS] + 8) != block[CLASS_OF_LISTS]:
-        return 1
-    return call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]
+    pairs = block[PAIRS]
+    if pairs == 0 or word(pairs + 8) != block[CLASS_OF_LISTS]:
+        return pairs != 0
+    return call(block[PY_LIST_SIZE], pairs) != block[GRADIENTS]
 
 
 def numbers_differ(block):

@@ -18,7 +18,7 @@ may be replaced, too: FINISH reads the addresses of version counters again (`fin
 
 # Code for `compiler`, which finds its types itself.
 # pyright: basic, reportUndefinedVariable=false
-# ruff: noqa: F403, F405, SIM102
+# ruff: noqa: F403, F405
 from __future__ import annotations
 
 from thalweg._engines.cpu.replay_block import *
@@ -33,8 +33,7 @@ def launch_all(block, table):
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
         # Word 0 of an argument counts the slices that threads have taken.
-        ticket = int64_pointer(launch[1])
-        ticket[0] = 0
+        int64_pointer(launch[1])[0] = 0
         if launch[2] == 0:
             call(launch[0], launch[1])
         else:
@@ -72,13 +71,11 @@ def follow_state_numbers(program, member):
 
     `write_state_numbers` later writes the records to the state.
     """
-    registers, outputs = (
-        float64_pointer(program[REGISTERS]),
-        int64_pointer(program[STATE_NUMBERS + 1]),
-    )
+    registers = float64_pointer(program[REGISTERS])
+    outputs = int64_pointer(program[STATE_NUMBERS + 1])
     for k in range(program[STATE_NUMBERS]):
-        after = float64_pointer(member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k + 16)
-        after[0] = registers[outputs[k]]
+        after = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k + 16
+        float64_pointer(after)[0] = registers[outputs[k]]
     return 0
 
 
@@ -87,13 +84,8 @@ def write_state_numbers(member):
     if member[MEMBER_PROGRAM] != 0:
         for k in range(word(member[MEMBER_PROGRAM] + 8 * STATE_NUMBERS)):
             first = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k
-            record, after = int64_pointer(first), float64_pointer(first + 16)
-            if record[1] == FLOAT32:
-                float32_number = float32_pointer(record[0])
-                float32_number[0] = after[0]
-            else:
-                float64_number = float64_pointer(record[0])
-                float64_number[0] = after[0]
+            record = int64_pointer(first)
+            store_number(record[0], record[1], float64_pointer(first + 16)[0])
 
 
 def set_scalars_of_member(member):
@@ -105,23 +97,17 @@ def set_scalars_of_member(member):
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
-    step, has_row = next_step(member), 0
-    differs = load_state_numbers(program, member)
-    if program[LAST_ROW] != NONE:
-        if last_step[0] == step and differs == 0:
-            has_row = 1
-    if has_row == 0:
+    step, differs = next_step(member), load_state_numbers(program, member)
+    if program[LAST_ROW] == NONE or last_step[0] != step or differs:
         registers, rows = float64_pointer(program[REGISTERS]), int64_pointer(program[ROW_COUNT])
         registers[0] = step
-        if compute(program):
-            return 1
-        if store_rows(program, program[ROWS + 1] + member[ROW_BYTES] * rows[0], 1):
+        first = program[ROWS + 1] + member[ROW_BYTES] * rows[0]
+        if compute(program) or store_rows(program, first, 1):
             return 1
         program[LAST_ROW], last_step[0] = rows[0], step
         rows[0] = rows[0] + 1
     follow_state_numbers(program, member)
-    row = int64_pointer(member[ROW_CELL])
-    row[0] = program[LAST_ROW]
+    int64_pointer(member[ROW_CELL])[0] = program[LAST_ROW]
     return 0
 
 
@@ -138,8 +124,7 @@ def set_scalars_of_members(block):
         if member[MEMBER_PROGRAM] != 0:
             program = int64_pointer(member[MEMBER_PROGRAM])
             program[LAST_ROW] = NONE
-            rows = int64_pointer(program[ROW_COUNT])
-            rows[0] = 0
+            int64_pointer(program[ROW_COUNT])[0] = 0
     count, owner = 0, 0
     # Members of passes follow, with the gradients of the counted members in the same order.
     for k in range(block[MEMBERS]):
@@ -149,9 +134,8 @@ def set_scalars_of_members(block):
             count = count + 1
             member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
             # An empty variable has no kernel.
-            if member[MEMBER_PROGRAM] != 0:
-                if set_scalars_of_member(member):
-                    return OUT_OF_RANGE
+            if member[MEMBER_PROGRAM] != 0 and set_scalars_of_member(member):
+                return OUT_OF_RANGE
         owner = owner + 1
     if count == 0:
         return ALL_GRADIENTS_ABSENT
@@ -164,17 +148,8 @@ def count_steps(block):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
         if gradient_record(block, k)[IS_ENABLED]:
             write_state_numbers(member)
-        if gradient_record(block, k)[IS_ENABLED] and member[STEP_COUNT] != 0:
-            step = next_step(member)
-            if member[STEP_KIND] == INT64:
-                int64_count = int64_pointer(member[STEP_COUNT])
-                int64_count[0] = int64(step)
-            elif member[STEP_KIND] == FLOAT32:
-                float32_count = float32_pointer(member[STEP_COUNT])
-                float32_count[0] = step
-            else:
-                float64_count = float64_pointer(member[STEP_COUNT])
-                float64_count[0] = step
+            if member[STEP_COUNT] != 0:
+                store_number(member[STEP_COUNT], member[STEP_KIND], next_step(member))
 
 
 def is_written(block, write_record):
@@ -200,14 +175,9 @@ def spread_scalars(block):
             for k in range(spread[4]):
                 column = int64_pointer(spread[5] + SPREAD_COLUMN_BYTES * k)
                 number, target = numbers[column[0]], column[1] + column[2] * i
-                if column[4]:
-                    float32_target = float32_pointer(target)
-                    float32_target[0] = number
-                else:
-                    if column[3]:
-                        number = float64(float32(number))
-                    float64_target = float64_pointer(target)
-                    float64_target[0] = number
+                if column[3]:
+                    number = float64(float32(number))
+                store_number(target, FLOAT32 if column[4] else FLOAT64, number)
 
 
 def find_counters(block):
@@ -235,18 +205,12 @@ def finish(block):
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
         number = float64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k + 24)[0]
-        if column[2] == INT64:
-            int64_numbers = int64_pointer(column[0])
-            for i in range(column[1]):
-                int64_numbers[i] = column[3]
-        elif column[2] == FLOAT32:
-            float32_numbers = float32_pointer(column[0])
-            for i in range(column[1]):
-                float32_numbers[i] = number
-        else:
-            float64_numbers = float64_pointer(column[0])
-            for i in range(column[1]):
-                float64_numbers[i] = number
+        for i in range(column[1]):
+            if column[2] == FLOAT32:
+                float32_pointer(column[0])[i] = number
+            else:
+                # The word of an integer or a float64.
+                int64_pointer(column[0])[i] = column[3]
     # The first watched numbers are those of the columns.
     for k in range(min(block[COLUMNS], block[WATCHED_NUMBERS])):
         watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
@@ -261,21 +225,16 @@ def finish(block):
     return 0
 
 
-def is_active(guard):
-    """Call a function of torch; return True if it reports an active tracer or mode.
-
-    `guard` has the function's address, a mask, and 1 if the function returns a pointer to the bits.
-    """
-    bits = call(guard[0])
-    if guard[2]:
-        bits = word(bits)
-    return (bits & guard[1]) != 0
-
-
 def is_traced(block, first):
-    """Return 1 if a guard function from index `first` on reports a tracer or mode, else 0."""
+    """Return 1 if a guard function from index `first` on reports an active tracer or mode, else 0.
+
+    A record of GUARDS has the address of a function of torch, a mask, and 1 if the function returns
+    a pointer to the bits.
+    """
     for k in range(first, block[GUARDS]):
-        if is_active(int64_pointer(block[GUARDS + 1] + GUARD_BYTES * k)):
+        guard = int64_pointer(block[GUARDS + 1] + GUARD_BYTES * k)
+        bits = call(guard[0])
+        if (word(bits) if guard[2] else bits) & guard[1]:
             return 1
     return 0
 
@@ -320,10 +279,7 @@ def read_numbers(block):
         number = load_number(read[0], read[1])
         if number != 0.0 and _f_absolute(number) < TINY_FLOAT32:
             return 1
-        register = float64_pointer(read[2])
-        register[0] = number
-        if read[3]:
-            register[0] = float64(float32(number))
+        float64_pointer(read[2])[0] = float64(float32(number)) if read[3] else number
     return 0
 
 
@@ -340,42 +296,25 @@ def clip_by_norm(block):
     return 0
 
 
-def run_programs(block):
-    """Run all programs of PROGRAMS, which store the scalars of kernels.
-
-    Return 1 if Python would raise an error in a program, else 0.
-    """
-    for k in range(block[PROGRAMS]):
-        if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
-            return 1
-    return 0
-
-
-def fill_columns(block):
-    """Copy the columns' new numbers from registers to the records of columns; return 0.
-
-    `finish` writes the records to the columns.
-    """
-    for k in range(block[REGISTER_COLUMNS]):
-        source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
-        column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * source[1])
-        column[3] = word(source[0])
-    return 0
-
-
 def set_scalars(block):
     """Compute the scalars of PART that depend on no gradient, after `check_guards` has returned 0.
 
-    Return 0, ALL_GRADIENTS_ABSENT, or OUT_OF_RANGE if a scalar cannot be computed. No variable and
-    no state is written.
+    Programs store the scalars of kernels. Numbers of columns are copied from registers to the
+    columns' records, which `finish` writes to the columns. Return 0, ALL_GRADIENTS_ABSENT, or
+    OUT_OF_RANGE if Python would raise an error. No variable and no state is written.
     """
     if block[PART] == MEASURE:
         return 0
     if block[MEMBERS] != 0:
         return set_scalars_of_members(block)
-    if run_programs(block):
-        return OUT_OF_RANGE
-    return fill_columns(block)
+    for k in range(block[PROGRAMS]):
+        if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
+            return OUT_OF_RANGE
+    for k in range(block[REGISTER_COLUMNS]):
+        source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
+        column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * source[1])
+        column[3] = word(source[0])
+    return 0
 
 
 def run_kernels(block):
@@ -387,9 +326,8 @@ def run_kernels(block):
     part, block[STATUS] = block[PART], 0
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
-    if part == CLIPPED:
-        if clip_by_norm(block):
-            block[STATUS] = OUT_OF_RANGE
+    if part == CLIPPED and clip_by_norm(block):
+        block[STATUS] = OUT_OF_RANGE
     if part == RUN_PASS:
         launch_all(block, PASS)
     elif part != MEASURE and block[STATUS] == 0:
@@ -413,22 +351,17 @@ def step(block, pairs, replay_count, request):
         a norm was written.
     """
     # The lower three bits are the part, the others are flags. Guard 0 is the profilers'.
-    part, first_guard = request & 7, 1
+    part = request & 7
     if part == FINISH:
         find_counters(block)
         return finish(block)
-    if request & UNRECORDED:
-        first_guard = 0
-    if is_traced(block, first_guard):
+    if is_traced(block, 0 if request & UNRECORDED else 1):
         return TRACING
     if replay_count != ANY_STEP and block[REPLAY_COUNT] != replay_count:
         return OTHER_STEP
     if request & TABLED and is_tabled(block) == 0:
         return NOT_TABLED
-    block[PAIRS], block[PART] = pairs, part
-    block[NEEDS_MEASURED_ADDRESSES] = 0
-    if part == UPDATE:
-        block[NEEDS_MEASURED_ADDRESSES] = 1
+    block[PAIRS], block[PART], block[NEEDS_MEASURED_ADDRESSES] = pairs, part, part == UPDATE
     difference = check_guards(block)
     if difference != 0:
         return difference

@@ -23,22 +23,6 @@ SLOT_REGISTERS = 11  # the address of the registers with the new values of slots
 INPUT_COUNT = 12  # the number of scalars in a row of INPUT_ROWS
 
 
-def load_slot(program, address):
-    """Return the number in a slot as float64; the slot has the dtype of the program."""
-    if program[IN_FLOAT32]:
-        return float64(float32_pointer(address)[0])
-    return float64_pointer(address)[0]
-
-
-def store_slot(program, address, number):
-    if program[IN_FLOAT32]:
-        narrow = float32_pointer(address)
-        narrow[0] = number
-    else:
-        wide = float64_pointer(address)
-        wide[0] = number
-
-
 def set_rule_scalars(block):
     """Compute a row of kernel scalars and new values of slots for each variable, by a program.
 
@@ -51,6 +35,7 @@ def set_rule_scalars(block):
     result_registers = int64_pointer(block[SLOT_REGISTERS])
     counts, program = int64_pointer(block[LEAF_COUNTS]), int64_pointer(block[PROGRAM_RECORD])
     registers, inputs = float64_pointer(program[REGISTERS]), float64_pointer(block[INPUT_ROWS])
+    slot_kind = FLOAT32 if program[IN_FLOAT32] else FLOAT64
     for i in range(block[VARIABLES]):
         for k in range(measures):
             numbers = float64_pointer(leaves + 8 * k)
@@ -59,7 +44,7 @@ def set_rule_scalars(block):
             for j in range(1, counts[i]):
                 numbers[j * measures] = 0.0
         for k in range(slots):
-            registers[measures + k] = load_slot(program, slot_addresses[slots * i + k])
+            registers[measures + k] = load_number(slot_addresses[slots * i + k], slot_kind)
         for k in range(block[INPUT_COUNT]):
             registers[measures + slots + k] = inputs[block[INPUT_COUNT] * i + k]
         leaves = leaves + 8 * measures * counts[i]
@@ -67,4 +52,5 @@ def set_rule_scalars(block):
         run(program)
         for k in range(slots):
             if result_registers[k] != NONE:
-                store_slot(program, slot_addresses[slots * i + k], registers[result_registers[k]])
+                number = registers[result_registers[k]]
+                store_number(slot_addresses[slots * i + k], slot_kind, number)

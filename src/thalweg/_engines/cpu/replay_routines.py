@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +38,10 @@ def FUNCTION_NAME(owner, arguments, count):
 # The offset of the contents of a bytes object.
 _IN_BYTES = bytes.__basicsize__ - 1
 _FASTCALL = 0x80  # METH_FASTCALL
-_CHECK_PARTS_FUNCTION = """
+_ROUTINE = """
 
 def FUNCTION_NAME(argument):
-    check_parts(int64_pointer(address_of(argument)))
-"""
-_KERNELS_FUNCTION = """
-
-def FUNCTION_NAME(argument):
-    run_kernels(int64_pointer(address_of(argument)))
-"""
-_CLIP_FUNCTION = """
-
-def FUNCTION_NAME(argument):
-    clip(int64_pointer(address_of(argument)))
-"""
-_RULE_SCALARS_FUNCTION = """
-
-def FUNCTION_NAME(argument):
-    set_rule_scalars(int64_pointer(address_of(argument)))
+    {name}(int64_pointer(address_of(argument)))
 """
 _PYTHON_FUNCTIONS = {
     replay_block.PY_LIST_SIZE: "PyList_Size",
@@ -69,7 +54,14 @@ _PYTHON_FUNCTIONS = {
     replay_block.PY_LONG_FROM_LONG: "PyLong_FromLongLong",
 }
 _GUARD_FILES = replay_block.__file__, replay_guards.__file__
-_KERNEL_FILES = *_GUARD_FILES, replay_kernel.__file__
+_KERNEL_FILES = *_GUARD_FILES, replay_kernel.__file__, scalar_program.__file__
+# The files with the text of each function that takes a block.
+_ROUTINE_FILES = {
+    "check_parts": _GUARD_FILES,
+    "run_kernels": _KERNEL_FILES,
+    "clip": (replay_global_norm.__file__, leaf_sums.__file__),
+    "set_rule_scalars": (replay_reductions.__file__, scalar_program.__file__, leaf_sums.__file__),
+}
 
 
 def _compiled_address(entry_function: str, *files: str) -> int:
@@ -97,14 +89,18 @@ class _MethodDefinition(ctypes.Structure):
 
 
 @cache
-def _method_address() -> int:
-    """Compile the replay; return the address of its PyMethodDef, which is never freed."""
+def _make_binder() -> Callable[[bytes, None], Any]:
+    """Compile the replay; return `PyCFunction_NewEx` of Python's C interface, bound to it."""
     entry_function = _REPLAY_FUNCTION.replace("IN_BYTES", str(_IN_BYTES))
-    address = _compiled_address(entry_function, *_KERNEL_FILES, scalar_program.__file__)
+    address = _compiled_address(entry_function, *_KERNEL_FILES)
     method = _MethodDefinition(b"look", address, _FASTCALL, None)
     # Built-in functions refer to the definition until the interpreter exits.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
-    return ctypes.addressof(method)
+    prototype = ctypes.PYFUNCTYPE(
+        ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+    )
+    make_function = prototype(("PyCFunction_NewEx", ctypes.pythonapi))
+    return partial(make_function, ctypes.addressof(method))
 
 
 def bind_replay(block: int) -> Callable[[list[Any] | None, int, int], int]:
@@ -113,41 +109,18 @@ def bind_replay(block: int) -> Callable[[list[Any] | None, int, int], int]:
     `function(pairs, replay_count, part | flags)` returns 0, or a constant of `replay_block` for
     the first difference. The arguments are as in `GuardTable.replay`.
     """
-    return _builtin_maker()(_method_address(), block.to_bytes(8, sys.byteorder), None)
+    return _make_binder()(block.to_bytes(8, sys.byteorder), None)
 
 
 @cache
-def _builtin_maker() -> Callable[[int, bytes, None], Any]:
-    """Return `PyCFunction_NewEx` of Python's C interface."""
-    prototype = ctypes.PYFUNCTYPE(
-        ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
-    )
-    return prototype(("PyCFunction_NewEx", ctypes.pythonapi))
+def routine_address(name: str) -> int:
+    """Return the address of a native function that takes the address of a block; compile it once.
 
-
-@cache
-def parts_routine() -> int:
-    """Return the address of the compiled `replay_guards.check_parts`."""
-    return _compiled_address(_CHECK_PARTS_FUNCTION, *_GUARD_FILES)
-
-
-@cache
-def kernels_routine() -> int:
-    """Return the address of the compiled `replay_kernel.run_kernels`."""
-    return _compiled_address(_KERNELS_FUNCTION, *_KERNEL_FILES)
-
-
-@cache
-def norm_routine() -> int:
-    """Return the address of the compiled `replay_global_norm.clip`."""
-    return _compiled_address(_CLIP_FUNCTION, replay_global_norm.__file__, leaf_sums.__file__)
-
-
-@cache
-def measures_routine() -> int:
-    """Return the address of the compiled `replay_reductions.set_rule_scalars`."""
-    files = replay_reductions.__file__, scalar_program.__file__, leaf_sums.__file__
-    return _compiled_address(_RULE_SCALARS_FUNCTION, *files)
+    Args:
+        name: "check_parts" of `replay_guards`, "run_kernels" of `replay_kernel`, "clip" of
+            `replay_global_norm` or "set_rule_scalars" of `replay_reductions`.
+    """
+    return _compiled_address(_ROUTINE.format(name=name), *_ROUTINE_FILES[name])
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from thalweg._base.rule_passes import Measure
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.codegen_row_column import WIDE
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.reductions import MeasureLaunch, scalar_rows
+from thalweg._engines.cpu.reductions import MeasureLaunch
 from thalweg._engines.row_column_reductions import (
     TILE_COLUMNS,
     TILE_ROWS,
@@ -75,25 +74,6 @@ class Lines:
             self._buffers[measures] = tiles, fixed_columns
         return self._buffers[measures]
 
-    def measure(
-        self,
-        kernel: Compiled,
-        measures: tuple[Measure, ...],
-        streams: Int64,
-        scalars: Mapping[str, Any],
-        flush: bool,
-    ) -> list[list[Tensor]]:
-        """Run a kernel; return a list of results per variable, in memory that the next call reuses.
-
-        Args:
-            kernel, measures, streams, flush: As for `LineSweep`.
-            scalars: {name: scalar}: a number, or an array with one number for each variable.
-        """
-        rows = scalar_rows(kernel.scalars, scalars)
-        sweep = LineSweep(self, kernel, measures, (streams, rows), flush)
-        sweep.run()
-        return sweep.tiles.combine(flush)
-
 
 class LineSweep(MeasureLaunch):
     """Kernel that reduces tiles of variables, bound to its arguments.
@@ -119,12 +99,16 @@ class LineSweep(MeasureLaunch):
         arrays: tuple[Int64, Float64],
         flush: bool,
     ) -> None:
-        streams, rows = arrays
+        (streams, rows), self._flush = arrays, flush
         self.tiles, fixed_columns = lines.buffers_for(kernel, measures)
         self.base = np.concatenate((streams, fixed_columns), axis=1)
         # Word 3 has the bounds of slices in other kernels; here each row of `slices` is one.
         block = [0, len(lines.slices), flush, 0, lines.slices.ctypes.data, self.base.ctypes.data]
         super().__init__(kernel, rows, lines.elements, block)
+
+    def combine(self) -> list[list[Tensor]]:
+        """Return a list of results per variable, in memory that the next launch reuses."""
+        return self.tiles.combine(self._flush)
 
 
 def _cut_tiles(index: int, view: View) -> Int64:

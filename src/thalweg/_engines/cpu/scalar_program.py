@@ -54,7 +54,7 @@ AT_LEAST = 13
 
 NONE = -1  # in place of a register: other code sets the scalar
 
-# Kinds of numbers in memory.
+# Kinds of numbers in memory; those of floats are their sizes in bytes.
 FLOAT32 = 4
 FLOAT64 = 8
 INT64 = 0
@@ -84,9 +84,7 @@ def raise_power(program, x, y):
 
 def is_finite(x):
     """Return 1 if a number is neither infinite nor NaN, else 0."""
-    if _f_absolute(x) <= HIGHEST_FLOAT64:
-        return 1
-    return 0
+    return _f_absolute(x) <= HIGHEST_FLOAT64
 
 
 def compare(operation, x, y):
@@ -126,11 +124,22 @@ def apply_operation(program, operation, x, y, z):
 
 
 def load_number(address, kind):
+    """Return the number at an address as float64."""
     if kind == FLOAT32:
         return float64(float32_pointer(address)[0])
     if kind == INT64:
         return float64(int64_pointer(address)[0])
     return float64_pointer(address)[0]
+
+
+def store_number(address, kind, number):
+    """Store a float64 number at an address, converted to `kind`."""
+    if kind == FLOAT32:
+        float32_pointer(address)[0] = number
+    elif kind == INT64:
+        int64_pointer(address)[0] = int64(number)
+    else:
+        float64_pointer(address)[0] = number
 
 
 def compute(program):
@@ -169,16 +178,11 @@ def store_rows(program, first, rows):
         for k in range(length):
             if names[k] != NONE and _f_absolute(registers[names[k]]) > HIGHEST_FLOAT32:
                 return 1
+    kind = FLOAT32 if narrow else FLOAT64
     for row in range(rows):
         for k in range(length):
-            register = names[k]
-            if register != NONE:
-                if narrow:
-                    scalars = float32_pointer(first + 4 * length * row)
-                    scalars[k] = registers[register]
-                else:
-                    wide = float64_pointer(first + 8 * length * row)
-                    wide[k] = registers[register]
+            if names[k] != NONE:
+                store_number(first + kind * (length * row + k), kind, registers[names[k]])
     return 0
 
 

@@ -1,14 +1,12 @@
 """Plan of one variable with sparse gradients on the CPU, with scratch reused between steps."""
 
-# The loops of `rows` have no types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import numpy as np
 from torch import Tensor
 
 from thalweg._engines.array_types import Array, Int64
-from thalweg._engines.cpu import launch, sparse_rows
+from thalweg._engines.cpu import launch, openmp
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
@@ -18,18 +16,6 @@ from thalweg.indexed_slices import IndexedSlices
 SHARE = 1 << 14  # elements of the rows that a thread takes at a time
 _HASH = 1 << 16  # places of a hash table that stays in a core's cache
 _BLOCK = 64  # bytes; what two threads write lies in blocks of its own
-
-
-class _Scratch:
-    """Arrays for the grouping by row of `count` entries of a gradient, or somewhat more."""
-
-    def __init__(self, count: int) -> None:
-        capacity = 1 << max(count - 1, 0).bit_length()
-        self.room = capacity
-        self.row_of = np.empty(capacity, np.int64)
-        self.first = np.empty(capacity, np.int32)
-        self.next_entry = np.empty(capacity + 1, np.int32)
-        self.table = np.empty(_count_places(capacity), np.int32)  # for hashing, not cleared
 
 
 def _count_places(count: int) -> int:
@@ -47,7 +33,6 @@ class SparsePlan(RowsPlan):
         touched, untouched = self._describe_touched(), self._describe_untouched()
         self._touched = launch.update_kernel(touched, self.compute, self.rule.duplicates)
         self._untouched = untouched and launch.update_kernel(untouched, self.compute)
-        self._group = launch.jit_loop(sparse_rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
         # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
@@ -56,19 +41,29 @@ class SparsePlan(RowsPlan):
         self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
         self._argument = self._make_argument_block()
         self._address = self._argument.ctypes.data
-        self._scratch = _Scratch(0)
+        self._allocate_scratch(0)
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
 
     def _make_argument_block(self) -> Int64:
-        """Return the kernel's 14 argument words; its threads increment words 0 and 13."""
-        argument = np.zeros(14, np.int64)
+        """Return the 20 argument words of both kernels, which `codegen_sparse` describes."""
+        argument = np.zeros(20, np.int64)
         argument[5] = self._width
         argument[9] = self._base.ctypes.data
         argument[10] = self._scalars.ctypes.data
         argument[12] = self._block
+        argument[16] = self._shape[0]
         return argument
+
+    def _allocate_scratch(self, count: int) -> None:
+        """Allocate arrays for the grouping by row of `count` entries, or somewhat more."""
+        self._capacity = capacity = 1 << max(count - 1, 0).bit_length()
+        self._row_of = np.empty(capacity, np.int64)
+        other_sizes = capacity, capacity + 1, _count_places(capacity)
+        self._scratch = first, following, table = [np.empty(n, np.int32) for n in other_sizes]
+        self._argument[6:9] = self._row_of.ctypes.data, first.ctypes.data, following.ctypes.data
+        self._argument[17] = table.ctypes.data
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
@@ -87,22 +82,15 @@ class SparsePlan(RowsPlan):
 
         Return the position of the first index that is out of range, or -1.
         """
-        count = indices.shape[0]
-        if count > self._scratch.room or not self._argument[6]:
-            self._scratch = _Scratch(count)
-            self._argument[6] = self._scratch.row_of.ctypes.data
-            self._argument[7] = self._scratch.first.ctypes.data
-            self._argument[8] = self._scratch.next_entry.ctypes.data
-        scratch, entries = self._scratch, indices.numpy()
+        count, argument = indices.shape[0], self._argument
+        if count > self._capacity:
+            self._allocate_scratch(count)
         self._values = values
-        self._groups, bad = self._group(
-            entries,
-            self._shape[0],
-            scratch.table[: _count_places(count)],
-            scratch.row_of,
-            scratch.first,
-            scratch.next_entry,
-        )
+        argument[14:16] = indices.data_ptr(), count
+        argument[18] = _count_places(count)
+        kernel = launch.group_kernel(str(indices.dtype).removeprefix("torch."))
+        openmp.call_on_team(kernel.address, self._address, 1)()
+        self._groups, bad = argument[[3, 19]].tolist()
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
@@ -139,16 +127,17 @@ class SparsePlan(RowsPlan):
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         """Return a call that updates all rows that are not among the gradient's indices."""
         width, height = self._width, self._shape[0]
+        sorted_rows = np.sort(self._row_of[: self._groups])
         limit = max(CHUNK // max(width, 1), 1)
-        sorted_rows = np.sort(self._scratch.row_of[: self._groups])
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
-        gap_chunks = chunks[
-            : launch.jit_loop(sparse_rows.gap_chunks)(sorted_rows, height, width, limit, chunks)
-        ]
+        sizes = self._groups, height, width, limit
+        argument = np.array([sorted_rows.ctypes.data, *sizes, chunks.ctypes.data, 0], np.int64)
+        openmp.call_on_team(launch.gap_kernel().address, argument.ctypes.data, 1)()
+        chunks = chunks[: argument[6]]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
         # The attribute keeps the memory alive that the call will read.
-        self._gaps = (Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)), row)
+        self._gaps = (Table(base, chunks, cut_slices(chunks), np.zeros(1, np.int64)), row)
         return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:

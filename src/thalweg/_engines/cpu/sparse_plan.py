@@ -66,14 +66,11 @@ class RowsPlan(ABC):
         (var,), (slots,), (grad,) = aliases.variables, aliases.slots, aliases.gradients
         self._request = aliases._replace(gradients=())
         self.rule = request.rule
-        self.stages = request.stages
         self.var = var
         self.slots = list(request.slots[0])
         self._copy = copy = request.copies[0] if request.copies else None
         self._copy_alias = aliases.copies[0] if aliases.copies else None
-        self._from_copies = request.from_copies
         self._from_copy = copy is not None and request.from_copies
-        self._selection = request.selection
         self._flush = request.selection.denormals == "flush"
         self.compute = layout.compute_dtype(var.dtype)
         self._kind = grad.dtype
@@ -99,7 +96,7 @@ class RowsPlan(ABC):
             select_row_formula(self.rule, self.var),
             (var_name, layout.STORAGE_NAMES[self._kind], *other_names),
             (from_zero,) if self.rule.duplicates == "sum" else (),
-            entries=self.stages,
+            entries=self._request.stages,
             before=self.rule.before,
             copy=self._copy is not None,
             from_copy=self._from_copy,
@@ -138,13 +135,14 @@ class RowsPlan(ABC):
         Rule, variable and copy must be the plan's objects; stages and options must be equal. The
         written tensors must have the addresses, shapes and dtypes of the plan.
         """
+        planned = self._request
         if (
-            request.rule is not self.rule
-            or request.stages != self.stages
+            request.rule is not planned.rule
+            or request.stages != planned.stages
             or request.variables[0] is not self.written[0]
-            or request.selection != self._selection
+            or request.selection != planned.selection
             or (request.copies[0] if request.copies else None) is not self._copy
-            or request.from_copies != self._from_copies
+            or request.from_copies != planned.from_copies
         ):
             return False
         # Without this, torch dispatches each attribute of a `Variable` to its override.
@@ -178,9 +176,7 @@ class RowsPlan(ABC):
         `bounds` has address ranges, as in `try_rebind`.
         """
         try:
-            values_with_indices = values_and_indices(grad)
-            if values_with_indices is None:
-                return False
+            values_with_indices = values_and_indices(grad) or ()
             if {*map(type, values_with_indices)} != {Tensor}:
                 return False
             values, indices = map(Tensor.detach, values_with_indices)
@@ -277,16 +273,11 @@ class RowsPlan(ABC):
             raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
-        var = self.var
-        copy = self._copy_alias
-        if copy is not None and self._from_copies and variable_squares in reduction.formulas:
+        var, copy = self.var, self._copy_alias
+        if copy is not None and self._from_copy and variable_squares in reduction.formulas:
             var = resumed(var, copy)
-        stage_args = (
-            reduction.stages,
-            columns.scalars_of(0, self.compute),
-            self.compute,
-            self._flush,
-        )
+        scalars = columns.scalars_of(0, self.compute)
+        stage_args = reduction.stages, scalars, self.compute, self._flush
         sums = [
             sums_of(formula, [var])
             if formula is variable_squares

@@ -19,7 +19,6 @@ STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
 ENTRIES = 2**31 - 1  # of a sparse gradient; more do not fit the 32-bit numbers of its plan
 # Words of the argument of a kernel.
 TICKETS, SLICES, FLUSH, BOUNDS, CHUNKS, BASE, SCALAR_ROW, SCALARS = range(8)
-PEAKS, STREAMS, COLUMN = range(8, 11)  # of a peak kernel
 SERIAL = 50_000  # elements below which a second thread costs more than it brings
 
 
@@ -47,7 +46,7 @@ class Table:
         for name in ("base", "chunks", "bounds", "scalar_row"):
             setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
         self.elements = int(self.chunks[:, 3].sum())
-        argument = np.zeros(11, np.int64)
+        argument = np.zeros(11, np.int64)  # the last words are for `results`
         argument[SLICES] = len(self.bounds) - 1
         argument[BOUNDS] = self.bounds.ctypes.data
         argument[CHUNKS] = self.chunks.ctypes.data
@@ -56,10 +55,13 @@ class Table:
         self._argument = argument
         self._address = argument.ctypes.data
 
-    def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
+    def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool, *results: int) -> int:
         """Write `flush` and the address of `scalars` to a kernel's argument; return its address.
 
         The caller must keep `scalars` alive until the launch is done.
+
+        Args:
+            results: Up to three further words of the argument, for a kernel that reduces.
         """
         block = self._argument
         # The threads of the last launch have incremented the word.
@@ -67,6 +69,8 @@ class Table:
         block[FLUSH] = flush
         # Faster than `ctypes.data`.
         block[SCALARS] = scalars.__array_interface__["data"][0]
+        if results:
+            block[SCALARS + 1 : SCALARS + 1 + len(results)] = results
         return self._address
 
     def copy_of_argument(self, flush: bool) -> Int64:
@@ -74,20 +78,6 @@ class Table:
         block = self._argument.copy()
         block[TICKETS], block[FLUSH] = 0, flush
         return block
-
-    def fill_peak_argument(self, partial: Int64, column: int) -> int:
-        """Write the argument of a kernel that finds largest magnitudes; return its address.
-
-        Args:
-            partial: (chunks,) int64, to which the kernel writes its results.
-            column: The column of `base` with the addresses that the kernel reads.
-        """
-        block = self._argument
-        block[TICKETS] = 0
-        block[PEAKS] = partial.ctypes.data
-        block[STREAMS] = self.base.shape[1]
-        block[COLUMN] = column
-        return self._address
 
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
