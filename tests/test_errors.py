@@ -238,6 +238,7 @@ def test_first_step_with_error_changes_nothing(refusal: Refusal, engine: str) ->
     assert opt.iterations.item() == 0
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @refusals
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -287,6 +288,7 @@ def bits_of(opt: Any, params: list[Any]) -> list[bytes]:
     return [tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("steps", [0, 2])
 @refusals

@@ -70,6 +70,7 @@ def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [tensor if tensor.is_floating_point() else tensor.double() for tensor in values]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
 def test_training_resumes_with_the_same_bits(name: str, in_place: bool, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_training_resumes_with_the_same_bits(name: str, in_place: bool, tmp_path
     assert_same(tensors(target), tensors(module), name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_before_the_first_step_restores(name: str, tmp_path: Path) -> None:
     module, optimizer = network(), made(name)

@@ -146,6 +146,7 @@ def averages(optimizer: Any, params: list[Variable]) -> list[Any]:
     return []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("in_place", [False, True], ids=["made", "given"])
 def test_training_resumes_with_the_same_bits(case: str, in_place: bool, tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def resume(
     return tensors_of(new_optimizer), tensors_of(optimizer)
 
 
+@pytest.mark.one_in(3)
 @by_form
 @pytest.mark.parametrize(("name", "options"), FAST)
 def test_training_resumes_to_the_bit(name: str, options: str, form: str) -> None:

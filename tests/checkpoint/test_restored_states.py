@@ -76,6 +76,7 @@ def _write_changed(path: Path, key: str, change: Any) -> None:
     container.write(path, tensors, document)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("case", CASES)
 def test_files_and_states_are_rejected_alike(case: str, change: str, tmp_path: Path) -> None:
@@ -109,6 +110,7 @@ STEPS: dict[str, Any] = {
 OPTIONS: list[dict[str, Any]] = [{}, {"state_device": "cpu"}, {"sphere": True}, {"masters": True}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("by_file", [False, True])

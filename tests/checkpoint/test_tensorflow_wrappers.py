@@ -58,6 +58,7 @@ def step(optimizer: Any, var: thalweg.Variable, numbers: range) -> None:
         optimizer.apply_gradients([(GRADIENTS[number], var)])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", FACTORIES)
 def test_training_resumes_inside_a_wrapper(name: str, wrapper: str, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def taken_over(case: Case, dtype: torch.dtype) -> tuple[Any, list[Any], Any, lis
     return torch_opt, list(params.values()), opt, variables
 
 
+@pytest.mark.one_in(3)
 @every_dtype
 @every_case
 def test_five_steps_after_conversion_are_equal(case: Case, dtype: torch.dtype) -> None:

@@ -42,6 +42,7 @@ def _converted(path: Path) -> None:
     tensorflow.convert(path, path.with_name("out"), to="tf1")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("read", [_restored, _managed, _converted])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("value", VALUES, ids=str)

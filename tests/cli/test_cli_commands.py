@@ -164,6 +164,7 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("line", dict.fromkeys(EXAMPLES))
 def test_printed_examples_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = do_instead(monkeypatch)

@@ -244,6 +244,7 @@ READ_COMMANDS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("command", "kind"), READ_COMMANDS)
 @pytest.mark.parametrize("large", [True, False])
 def test_large_files_show_a_progress_bar(

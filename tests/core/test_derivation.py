@@ -74,6 +74,7 @@ def examples_of(count: int) -> Any:
     return st.tuples(numbers, st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
 
 
+@pytest.mark.one_in(3)
 @each_rule
 @each_kind
 @pytest.mark.parametrize("has_powers", [False, True], ids=["counted", "given"])

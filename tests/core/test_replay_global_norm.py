@@ -122,6 +122,7 @@ def groups(params: list[Parameter], **options: Any) -> Any:
     return [{"params": params[::2]}, {"params": params[1::2], **options}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("home", "kind", "limit", "options"),
     cover_pairs(product(HOMES, ("float32", "float64", "bfloat16", "several"), LIMITS, OPTIONS)),
@@ -211,6 +212,7 @@ def _tiny(params: list[Parameter]) -> None:
         param.grad = torch.full_like(param, torch.finfo(param.dtype).tiny / 8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("home", "kind", "limit", "change"),
     cover_pairs(

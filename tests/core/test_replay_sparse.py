@@ -84,6 +84,7 @@ def refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("the careful path was taken")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)

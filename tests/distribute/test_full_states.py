@@ -81,6 +81,7 @@ def trained(name: str, shapes: Any = SHAPES) -> tuple[list[Tensor], Any]:
     return params, optimizer
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", ["FSDP", "FSDP x TP", "HSDP", "columns"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_rank_takes_its_part_of_a_full_state(name: str, place: str, meshes: Any) -> None:

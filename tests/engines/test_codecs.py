@@ -231,6 +231,7 @@ def test_the_cpu_engine_has_the_bits_of_the_reference(
     assert_same_steps(base, problem_of(base, [4096, (67, 63)], dtype, special=0.01))
 
 
+@pytest.mark.one_in(3)
 @by_name
 @pytest.mark.parametrize("flush", [False, True], ids=["keep", "flush"])
 def test_sizes_around_block_and_chunk_ends_equal_the_reference(name: str, flush: bool) -> None:
@@ -241,6 +242,7 @@ def test_sizes_around_block_and_chunk_ends_equal_the_reference(name: str, flush:
             assert_same_steps(base, problem, FLUSH if flush else KEEP, steps=3)
 
 
+@pytest.mark.one_in(3)
 @by_name
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_threads_and_chunks_do_not_change_bits(
@@ -301,6 +303,7 @@ def test_unencoded_small_slots_update_beside_encoded_slots() -> None:
     assert_same_steps(base, problem)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize(
     ("rule", "name", "runs"),

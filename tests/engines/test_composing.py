@@ -64,6 +64,7 @@ def trained(rule: Rule, **options: Any) -> list[torch.Tensor]:
     return [param.detach(), *optimizer.state[param].values()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("update", [crowded, hurried])
 @pytest.mark.parametrize("engine", ["cpu", "reference"])

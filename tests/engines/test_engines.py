@@ -146,6 +146,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
     assert_same(take(case, problem).written(), expected.written())
 
 
+@pytest.mark.one_in(3)
 @by_rule_and_dtypes()
 @many("count", [1, 2, 3])
 def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
@@ -301,6 +302,7 @@ ALIASES = {
 }
 
 
+@pytest.mark.one_in(3)
 @by_rule(FIRST)
 @many("alias", ALIASES)
 @many("name", ["cpu", "reference"])

@@ -121,6 +121,7 @@ SELECTIONS = [FLUSH, KEEP]
 both = pytest.mark.parametrize("selection", SELECTIONS, ids=["flush", "keep"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [

@@ -106,6 +106,7 @@ def adam() -> Case:
     return next(case for case in FIRST if case.rule.name == "Adam")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)

@@ -104,6 +104,7 @@ MOVES: list[Callable[[Any, Any], None]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("row", [ROWS[0], ROWS[5], ROWS[7]], ids=lambda row: row.name)
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)

@@ -259,6 +259,7 @@ def patterns(count: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.where(rng.random(count) < 0.5, any_bits, ordinary))
 
 
+@pytest.mark.one_in(3)
 @by_dtype
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("size", SIZES)

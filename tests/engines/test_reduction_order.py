@@ -177,6 +177,7 @@ def test_kernels_add_in_the_same_order(dtype, formula):
     assert_bits(actual, combine_leaves(expected, leaf_counts(SIZES)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("position", [0, 1023, 1024, 65_535, 70_000])
@@ -293,6 +294,7 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
     return np.stack(totals)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
 @pytest.mark.parametrize(
     ("of_var", "of_grad", "dtype"),

@@ -49,6 +49,7 @@ def formulas(case: Case, problem: Problem) -> list[tuple[str, Formula, list[torc
     ]
 
 
+@pytest.mark.one_in(3)
 @by_rule()
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.usefixtures("exact")
@@ -65,6 +66,7 @@ def test_torch_computes_the_bits_of_numpy(case: Case, dtype: torch.dtype) -> Non
                 np.testing.assert_array_equal(actual.numpy(), expected, str((name, shape)))
 
 
+@pytest.mark.one_in(3)
 @by_rule()
 def test_formulas_run_off_the_cpu(case: Case) -> None:
     for shape in SHAPES:
@@ -187,6 +189,7 @@ def test_a_measure_reads_slots() -> None:
 TORCH_FUNCTIONS = KEEP._replace(name="torch")
 
 
+@pytest.mark.one_in(3)
 @by_rule()
 @pytest.mark.usefixtures("exact")
 @np.errstate(all="ignore")

@@ -43,6 +43,7 @@ def last_place(upper: Any) -> Any:
     return np.exp2((exponent - 127 - 7).astype(np.float64))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", range(-128, 128))
 def test_all_numbers_and_codes_round_trip(code: int) -> None:
     codes = np.full(len(BFLOATS), code, np.int8).view(np.uint8)

@@ -115,6 +115,7 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_replay_follows_keras_schedules(
@@ -210,6 +211,7 @@ BY_HAND: dict[str, tuple[Callable[[Any], Any], Change]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BY_HAND)
 def test_replay_follows_assigned_keras_hyperparameters(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -275,6 +277,7 @@ def _move_step(run: Training, k: int) -> None:
         run.global_step.assign(10)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("optimizer", "name"), cover_values(product(V1, DECAYS), 1))
 def test_replay_follows_v1_decays(
     optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +308,7 @@ RATES: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("optimizer", "name", "change"),
     cover_pairs(product(V1, RATES, (_scale_rate, _lose_rate, _move_rate))),

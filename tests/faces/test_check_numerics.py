@@ -26,6 +26,7 @@ def _sparse(values: torch.Tensor) -> Any:
     return IndexedSlices(values[:2], torch.tensor([1, 1]), (4, 3))
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,6 +44,7 @@ def _gradient(kind: str, dtype: torch.dtype, step: int) -> tuple[Any, Any]:
     return values, torch.view_as_real(values.resolve_conj())
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("kind", ["dense", "sparse", "conjugate"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -131,6 +132,7 @@ ANALYTIC: dict[str, tuple[Any, Any, list[float]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("kind", ["dense", "sparse", "conjugate"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -99,6 +99,7 @@ def test_inputs_equal_the_recorded_inputs(inputs: str) -> None:
     assert record.inputs_digest(*inputs.split("/")) == GOLDENS["inputs"][inputs]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "case_id",
     [
@@ -138,6 +139,7 @@ APPROXIMATE = {
 TOLERANCE = 1e-6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", rows.WIDTHS)
 @pytest.mark.parametrize(
     "title", [*(f"v1/{name}" for name in rows.V1), *(f"keras/{name}" for name in rows.KERAS)]

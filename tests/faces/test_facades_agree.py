@@ -206,6 +206,7 @@ def assert_same(actual: list[list[np.ndarray]], expected: list[list[np.ndarray]]
     assert not any(map(np.array_equal, actual[0][:2], actual[-1][:2]))  # both variables moved
 
 
+@pytest.mark.one_in(3)
 @every_dtype(TABLE_OF_RULES)
 def test_a_session_takes_the_steps_of_eager_mode(rule: str, dtype: torch.dtype) -> None:
     make = TABLE_OF_RULES[rule].v1

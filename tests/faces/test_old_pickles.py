@@ -48,6 +48,7 @@ def assert_near(actual: Any, expected: Any, path: str) -> None:
         assert actual == expected, path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_old_pickles_resume(name: str, protocol: int) -> None:
@@ -55,6 +56,7 @@ def test_old_pickles_resume(name: str, protocol: int) -> None:
     assert_told(OBJECTS[name].tell(unpickled), f"{name}/told.json")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_torch_save_state_resumes(name: str) -> None:
     state = torch.load(io.BytesIO(recorded()[f"{name}/state.pt"]), weights_only=True)

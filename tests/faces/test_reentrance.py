@@ -86,6 +86,7 @@ def check_step_within_step(name: str, steps: int, place: int) -> str:
     return "".join(events) or "not reached"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("steps", [1, 6])
 @pytest.mark.parametrize("name", QUICK)
 def test_a_step_within_a_step_counts_or_raises(name: str, steps: int) -> None:

@@ -28,6 +28,7 @@ def types(value: Any) -> set[type]:
     return {type(value)}
 
 
+@pytest.mark.one_in(3)
 @every_training
 def test_a_state_is_of_plain_types_and_keeps_all_bits_and_dtypes(make: Callable[..., Any]) -> None:
     training, new_training = make(), make()
@@ -43,6 +44,7 @@ def test_a_state_is_of_plain_types_and_keeps_all_bits_and_dtypes(make: Callable[
     assert same(new_training.state(), state)
 
 
+@pytest.mark.one_in(3)
 @every_training
 def test_a_state_shares_no_memory(make: Callable[..., Any]) -> None:
     training = make()

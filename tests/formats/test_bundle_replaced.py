@@ -31,6 +31,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[No
     return calls
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "number"), CALLS)
 @pytest.mark.parametrize("has_old", [True, False])
 def test_errors_describe_the_remaining_files(

@@ -537,6 +537,7 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     assert set(sys.modules) == modules
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", TEXTS)
 def test_hostile_descriptions_raise(name: str, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ INVALID_TEXTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", INVALID_TEXTS.values(), ids=INVALID_TEXTS)
 def test_invalid_texts_raise(text: str | bytes) -> None:
     with pytest.raises(InvalidConfigError):

@@ -146,6 +146,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "nested"), PLACES)
 def test_failing_override_of_apply_gradients_is_undone(
     session: Any, case: str, nested: bool

@@ -90,6 +90,7 @@ def in_graph(rule: str, rate: str, dtype: str) -> list[Any]:
             return [session.run(w), *opt.get_weights()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("rate", "dtype"), CASES)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_session_has_the_bits_of_eager_mode(rule: str, rate: str, dtype: str) -> None:

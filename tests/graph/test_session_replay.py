@@ -108,6 +108,7 @@ def assert_same(fast: Training, twin: Training) -> None:
     assert_same_tensors(fast.written(), twin.written())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("by_feed", [False, True])
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_is_replayed(name: str, by_feed: bool) -> None:
@@ -201,6 +202,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )

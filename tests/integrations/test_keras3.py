@@ -107,6 +107,7 @@ def test_steps_have_the_bits_of_thalweg(name: str, config: dict[str, Any]) -> No
     assert_same(keras_opt.get_weights(), thalweg_opt.get_weights())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
 def test_training_resumes_from_a_saved_model(
     name: str, config: dict[str, Any], tmp_path: Path
@@ -418,6 +419,7 @@ def test_loss_scaled_training_equals_plain_training() -> None:
     assert_same(model.get_weights(), plain_model.get_weights())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 7, 11])
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
@@ -694,6 +696,7 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("error::thalweg.NumericsWarning")
 @pytest.mark.parametrize("same_shapes", [False, True])
 @pytest.mark.parametrize("name", FILES)

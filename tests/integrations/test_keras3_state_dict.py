@@ -49,6 +49,7 @@ def values(params: list[Any]) -> list[Any]:
     return [var.numpy().copy() for var in params]
 
 
+@pytest.mark.one_in(3)
 @every_case
 @pytest.mark.parametrize("count", range(5))
 def test_fresh_optimizer_resumes_from_state_dict(make: Callable[..., Any], count: int) -> None:

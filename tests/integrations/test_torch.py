@@ -39,6 +39,7 @@ ATTRIBUTES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_scheduler_equals_manual_rates(name: str, rate: Any) -> None:

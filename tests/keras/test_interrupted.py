@@ -119,6 +119,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @errors
 @afterwards

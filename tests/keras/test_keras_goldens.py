@@ -71,6 +71,7 @@ def check(case: dict[str, Any], value: replay.Value, tolerance: Any) -> None:
         pytest.fail(replay.report(case, value, bad), pytrace=False)
 
 
+@pytest.mark.one_in(3)
 @by_engine([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
 def test_trajectory_has_tensorflow_bits(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
@@ -78,6 +79,7 @@ def test_trajectory_has_tensorflow_bits(case_id: str, engine: str) -> None:
         check(case, value, None)
 
 
+@pytest.mark.one_in(3)
 @by_engine([id for id in TRAJECTORIES if bound_of(id) is not None])
 def test_every_step_is_within_its_bound(case_id: str, engine: str) -> None:
     case, bound = replay.cases()[case_id], bound_of(case_id)
@@ -89,6 +91,7 @@ def test_every_step_is_within_its_bound(case_id: str, engine: str) -> None:
         check(case, value, ulp and factor * bound * ulp)
 
 
+@pytest.mark.one_in(3)
 @by_engine([id for id in TRAJECTORIES if bound_of(id) is not None])
 def test_bounded_trajectory_does_not_drift(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
@@ -112,6 +115,7 @@ def test_minimize_by_torch_gradients_is_close(case_id: str, engine: str) -> None
         check(case, value, GRADIENTS * scale_of(value))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case_id", FLOAT32)
 def test_names_of_weights_and_config_after_training(case_id: str) -> None:
     case = replay.cases()[case_id]

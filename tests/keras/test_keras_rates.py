@@ -46,6 +46,7 @@ def test_coefficients_that_a_subclass_changes_are_used(row: Row, engine: str) ->
     assert_same(variables, twins)
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @all_rows
 def test_unchanged_coefficients_do_not_affect_the_step(row: Row, engine: str) -> None:

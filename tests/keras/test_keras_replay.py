@@ -86,6 +86,7 @@ def assert_same(training: Training, twin: Training) -> None:
     assert_same_tensors(training.written(), twin.written())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
 def test_every_class_is_replayed(name: str, options: dict[str, Any]) -> None:
     fast, twin = Training(name, **options), Training(name, True, **options)
@@ -234,6 +235,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )

@@ -50,6 +50,7 @@ def test_state_dict_holds_only_plain_types(row: Row) -> None:
     assert {type(leaf) for leaf in leaves(opt.state_dict())} <= set(PLAIN_TYPES)
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @all_rows
 @pytest.mark.parametrize("with_variables", [True, False], ids=["var_list", "deferred"])
@@ -358,6 +359,7 @@ def test_bad_state_changes_nothing(change: Change, message: str) -> None:
     assert opt.get_config() == state_before[1]
 
 
+@pytest.mark.one_in(3)
 @mutations
 def test_bad_state_leaves_a_fresh_optimizer_fresh(change: Change, message: str) -> None:
     _, variables, state = trained()

@@ -51,6 +51,7 @@ def assert_close(got: Any, expected: Any, case: Case) -> None:
     )
 
 
+@pytest.mark.one_in(3)
 @each_mode
 @by_case("traj/")
 def test_training_equals_the_recording(case: Case, train: Train) -> None:
@@ -60,12 +61,14 @@ def test_training_equals_the_recording(case: Case, train: Train) -> None:
         assert_recorded(observed, record, case["tol"], f"step {number}")
 
 
+@pytest.mark.one_in(3)
 @by_case(*(name for name in cases() if name.startswith("traj/") and name not in DEFECTS))
 def test_corrected_training_equals_the_recording(case: Case) -> None:
     for observed, record in zip(trained_eagerly(case, False), case["expected"], strict=True):
         assert_recorded(observed, record, case["tol"], case["id"])
 
 
+@pytest.mark.one_in(3)
 @by_case(*(name for name in cases() if name.startswith("traj/") and "/mlp/" not in name))
 def test_variables_are_within_a_unit_in_the_last_place(case: Case) -> None:
     as_shipped = case["config"]["optimizer"] != NOT_SHIPPED

@@ -163,6 +163,7 @@ def assert_goes_on(training: Failing, runs: int) -> None:
     assert differing_names(training.everything(), twin.everything()) == []
 
 
+@pytest.mark.one_in(3)
 @each_way
 @errors
 @afterwards
@@ -269,6 +270,7 @@ AFTERWARDS = {
 }
 
 
+@pytest.mark.one_in(3)
 @each_way
 @errors
 @afterwards

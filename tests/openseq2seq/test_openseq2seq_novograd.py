@@ -120,6 +120,7 @@ def compare(params: dict[str, Any], opt: Any, expected: Any, read: Any) -> None:
             np.testing.assert_allclose(array, values, rtol=0, atol=limit * scale, err_msg=name)
 
 
+@pytest.mark.one_in(3)
 @each_engine
 @each_dtype
 @each_config

@@ -116,6 +116,7 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
     assert {*training.own, "global step"} <= set(differing_names(state_before, training.state()))
 
 
+@pytest.mark.one_in(3)
 @each_pair_of(bad=BAD, way=WAYS)
 def test_step_with_nonfinite_gradient_is_skipped(
     rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
@@ -123,6 +124,7 @@ def test_step_with_nonfinite_gradient_is_skipped(
     assert_skips_all(Training(rule, dtype, **SCALINGS[scaling]), scaling, bad, PLACES)
 
 
+@pytest.mark.one_in(3)
 @each_way
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -221,6 +223,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @each_pair_of(options=OPTIONS)
 def test_swept_and_split_steps_are_equal(
     rule: str,
@@ -363,6 +366,7 @@ def accumulating(runs: list[int], **options: Any) -> Training:
     )
 
 
+@pytest.mark.one_in(3)
 @each_way
 @each_scaling
 @pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["first run", "second run", "last run"])

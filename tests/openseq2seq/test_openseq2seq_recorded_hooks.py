@@ -168,6 +168,7 @@ def in_a_session(options: dict[str, Any], optimizer: Any) -> tuple[list[Any], An
     return outcomes, optimizers[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", [Momentum, Own, InTorch])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_recorded_hooks_equal_hooks_of_each_run(case: str, optimizer: Any) -> None:

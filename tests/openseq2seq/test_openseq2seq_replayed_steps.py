@@ -102,6 +102,7 @@ def assert_same(fast: Training, twin: Training) -> None:
     assert_same_tensors([fast.take.learning_rate], [twin.take.learning_rate])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_replayed(name: str, policy: str) -> None:
@@ -129,6 +130,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_replayed_steps_process_gradients(name: str, policy: str) -> None:
@@ -283,6 +285,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )

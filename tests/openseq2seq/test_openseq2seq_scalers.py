@@ -38,6 +38,7 @@ def check(state: dict[str, Any], expected_state: dict[str, Any], note: Any) -> N
 # Recorded numbers
 
 
+@pytest.mark.one_in(3)
 @by_case("scaler/")
 def test_states_have_the_recorded_bits(case: Case) -> None:
     scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
@@ -49,6 +50,7 @@ def test_states_have_the_recorded_bits(case: Case) -> None:
         check(scaler.state_dict(), record, (has_nan, amax))
 
 
+@pytest.mark.one_in(3)
 @by_case("scaler/")
 def test_states_updated_by_tensors_have_the_recorded_bits(case: Case) -> None:
     """But for logarithms and powers, which are computed in float64 there and rounded once."""
@@ -65,6 +67,7 @@ def test_states_updated_by_tensors_have_the_recorded_bits(case: Case) -> None:
             np.testing.assert_allclose(value.item(), expected, rtol=2e-6, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.one_in(3)
 @by_case("scaler/")
 def test_session_states_have_the_recorded_bits(case: Case) -> None:
     events = [(*event[:2], event[2]) for event in case["events"]][:12]

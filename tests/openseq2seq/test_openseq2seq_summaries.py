@@ -294,6 +294,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_merge_all_equals_the_writer_summaries(

@@ -57,6 +57,7 @@ def test_a_step_returns_the_loss_before_the_update() -> None:
     np.testing.assert_allclose(w.numpy(), [0.64, -1.28], rtol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(OPTIMIZER_CLS_NAMES))
 @pytest.mark.parametrize("dtype", ["mixed", torch.float32])
 def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
@@ -734,6 +735,7 @@ class Training:
         return {**self.step.state_dict(), "w": self.w.detach(), "b": self.b.detach()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("config", list(CONFIGS))
 @pytest.mark.parametrize(("runs", "first_runs"), [(1, 0), (2, 1), (5, 0), (5, 2)])
 def test_loaded_state_resumes_bit_exact(config: str, runs: int, first_runs: int) -> None:

@@ -70,6 +70,7 @@ def random_tensors(shape: tuple[int, ...], count: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(count)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MATRIX_CLASSES)
 @by_case

@@ -87,6 +87,7 @@ COEFFICIENTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "AdaMuon", "MuonH"])
 @pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_coefficients_are_numbers_of_any_kind(name: str, kind: str) -> None:

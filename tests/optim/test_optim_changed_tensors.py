@@ -89,6 +89,7 @@ def assert_as_torch(make: Any, course: str, options: Options = ()) -> int:
     return count
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("course", COURSES)
 @pytest.mark.parametrize(
     "case",

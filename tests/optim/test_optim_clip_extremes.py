@@ -131,6 +131,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @by_class
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(
@@ -179,6 +180,7 @@ MAKERS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1.5e308)])
 def test_every_class_clips_gradients(name: str, dtype: torch.dtype, size: float) -> None:

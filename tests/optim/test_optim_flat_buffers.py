@@ -124,6 +124,7 @@ def mark_zero3(param: Any) -> None:
 MARKS = {"FSDP": mark_fsdp, "ZeRO-3": mark_zero3}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKERS)
 def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
     make = MAKERS[name]
@@ -184,6 +185,7 @@ def replace_params(optimizer: Any) -> Tensor:
     return partition
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("steps", [0, STEPS])
 @pytest.mark.parametrize("name", [*MAKERS, *OF_MATRICES])
 def test_parameters_replaced_by_a_flat_buffer_raise(name: str, steps: int) -> None:

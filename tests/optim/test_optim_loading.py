@@ -85,6 +85,7 @@ def assert_refused(optimizer: Any, state: dict[str, Any], message: str) -> None:
     assert_same(tensors_of(optimizer), previous)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_state_of_other_class_loads_as_in_torch(source: str, target: str) -> None:
     state = state_of(source)
@@ -100,6 +101,7 @@ def test_state_of_other_class_loads_as_in_torch(source: str, target: str) -> Non
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("target", CLASSES)
 @pytest.mark.parametrize("source", tensorflow.__all__)
 def test_tensorflow_state_does_not_load(source: str, target: str) -> None:
@@ -126,6 +128,7 @@ STATE_ENTRIES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "key"), OPTIONS)
 def test_missing_option_is_reported_at_load(name: str, key: str) -> None:
     state = state_of(name)
@@ -142,6 +145,7 @@ def test_missing_option_is_reported_at_load(name: str, key: str) -> None:
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options", "key"), STATE_ENTRIES)
 @pytest.mark.parametrize("change", ["missing", "shape", "text", "nothing"])
 def test_load_rejects_unusable_state(name: str, options: Any, key: str, change: str) -> None:

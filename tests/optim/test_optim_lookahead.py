@@ -116,6 +116,7 @@ def test_equals_loop_around_torch_sgd_bitwise() -> None:
     assert_same(values(run_steps(opt, 7)), values(expected))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", tensorflow.__all__)
 def test_equals_loop_around_tensorflow_classes(name: str) -> None:
     options: dict[str, Any] = {"weight_decay": 0.01} if name in ("AdamW", "MomentumW") else {}

@@ -125,6 +125,7 @@ def check_write(name: str, write: Any, dtype: torch.dtype, sparse: bool, **optio
         assert_same_weights(with_masters, reference)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)

@@ -46,6 +46,7 @@ def load_golden(name: str) -> Any:
         return torch.from_numpy(goldens[name]).double() if name in goldens.files else None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TABLE)
 def test_matches_formula_in_float64_and_package(name: str) -> None:
     case, decay = TABLE[name]
@@ -86,6 +87,7 @@ def test_other_product_dtype_raises(cls_name: str) -> None:
         getattr(optim, cls_name)(params, ns_dtype="float16")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WITHOUT_SOAP)
 def test_bfloat16_params_are_rounded_once_per_step(name: str) -> None:
     """An element rounded to the other side changes others through Newton-Schulz, so use a bound."""
@@ -121,6 +123,7 @@ def slots_of(opt: Any, params: Any) -> list[torch.Tensor]:
     return [slot for state in states for slot in state.values() if isinstance(slot, torch.Tensor)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("case", "options", "dtype"),
     cover_values(product(CASES, BESIDE, (torch.float32, torch.bfloat16)), 1),
@@ -137,6 +140,7 @@ def test_engines_agree_with_other_options(
     assert_same(*states)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @by_case
 def test_training_continues_from_state(case: MatrixCase, dtype: torch.dtype) -> None:
@@ -168,6 +172,7 @@ def test_load_rejects_state_of_other_shape() -> None:
     assert_same(slots_of(opt, params), previous)
 
 
+@pytest.mark.one_in(3)
 @by_case
 def test_rule_in_mixed_equals_its_class(case: MatrixCase) -> None:
     params, refs = case.params_of(torch.float32), case.params_of(torch.float32)
@@ -414,6 +419,7 @@ class Weights(torch.nn.Module):
         self.params = torch.nn.ParameterList(copies)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_mixed", [False, True])
 @by_case

@@ -51,6 +51,7 @@ def predicted(use: optim.MemoryUse) -> Counter[tuple[str, torch.dtype]]:
 WHOLE_ROWS = ("weights", "gradients", "gradient_sum")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_state_after_a_step_has_the_predicted_bytes(name: str) -> None:
     kind = class_named(name)

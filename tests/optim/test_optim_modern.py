@@ -52,6 +52,7 @@ def create(case: Case, params: Any, decay: float = 0.1, **options: Any) -> Any:
     return getattr(optim, case.cls)(params, **case.arguments(decay, for_own_class=True), **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TABLE)
 def test_matches_package_of_its_authors(name: str) -> None:
     case, decay = TABLE[name]
@@ -198,6 +199,7 @@ def test_engines_agree_on_options(case: Case, options: dict[str, Any], dtype: to
     assert_same(*states)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @by_case
 def test_training_continues_from_state(case: Case, dtype: torch.dtype) -> None:

@@ -91,6 +91,7 @@ def test_option_pairs_equal_the_reference(cls: Any, options: dict[str, Any]) -> 
                if isinstance(slot, torch.Tensor)) or "masters" in options  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cls", [optim.LAMB, optim.SOAP, optim.MuonH, optim.Prodigy])
 @pytest.mark.parametrize("options", [BYTES, {"weights": "split"}, {"masters": True}], ids=str)
 @pytest.mark.parametrize("through_file", [False, True], ids=["state_dict", "checkpoint"])

@@ -88,6 +88,7 @@ def outcome(make: Any) -> torch.Tensor | None:
         return None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "option"), TENSORFLOWS)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_group_options_take_effect_or_raise(name: str, option: str, momentum: float) -> None:
@@ -159,6 +160,7 @@ def test_every_step_option_is_tested() -> None:
     assert set(STEP_OPTIONS) == set(KEYWORDS)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", STEP_OPTIONS)
 @pytest.mark.parametrize("face", FACES)
 def test_optimizer_wide_option_in_a_group_raises(face: str, option: str) -> None:

@@ -82,6 +82,7 @@ def assert_same(sides: list[Any], step: int) -> None:
         assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("case", "sets"),
     cover_values(product([*CLASSES, *(("AdamW", kwargs) for kwargs in OPTIONS)], SETS), 2),
@@ -147,6 +148,7 @@ SCHEDULED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "extras", "schedule"),
     cover_pairs(product(SCHEDULED, OPTIONS[:4], SCHEDULES)),
@@ -173,6 +175,7 @@ def test_options_changed_at_every_step_are_read_in_replay(
         assert count_replays(sides[0][0]) >= STEPS - allowed
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "value",
     [0.0, -0.01, float("nan"), float("inf"), 1e31, 1, True, np.float32(0.01), "x", None, [0.1]],
@@ -273,6 +276,7 @@ def _plain_step(opt: Any, weights: list[Parameter]) -> None:
     opt.state[weights[0]]["step"] = int(opt.state[weights[0]]["step"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
 @pytest.mark.parametrize(
     "change",
@@ -302,6 +306,7 @@ def test_changes_of_parameters_without_gradients_are_detected(
             assert are_same(actual, expected), (key, step)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("key", "name", "options"),
     cover_pairs(

@@ -120,6 +120,7 @@ def test_every_class_is_replayed(name: str, options: dict[str, Any]) -> None:
     assert count_replays(opt) == 4
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("extras", "calls"), OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("module", "name", "dtype", "skipped"),
@@ -573,6 +574,7 @@ def make_random(seed: int) -> tuple[Any, list[Parameter]]:
     return getattr(module, name)(groups, lr=0.01, **options, **extras), weights
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

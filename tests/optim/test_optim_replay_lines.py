@@ -365,6 +365,7 @@ def test_options_are_replayed(
     assert compare(MAKERS[name], dtype, schedule, **options[0]) == 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf, 1e-42, 3e38])
 @pytest.mark.parametrize("name", ["Adafactor", "AdafactorHF", "SM3 with a mean"])
 def test_extreme_values_are_replayed(name: str, value: float) -> None:
@@ -442,6 +443,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["Adafactor", "AdafactorHF", "SM3"])
 def test_changes_between_replays_equal_careful_steps(

@@ -56,6 +56,7 @@ def test_third_step_is_replayed(name: str, options: Options, skipped: set[int]) 
     assert opt.last_step.count == 8
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("extras", "calls"), OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_every_option_is_replayed(extras: dict[str, Any], calls: int, dtype: torch.dtype) -> None:

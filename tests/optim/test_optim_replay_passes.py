@@ -41,6 +41,7 @@ def make_optimizer(rule: str, **options: Any) -> tuple[Any, list[Parameter]]:
     return optim.Mixed(groups, **options), weights
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("rule", "options"), cover_values(product(RULES, OPTIONS), 2), ids=str)
 def test_passes_are_replayed(rule: str, options: dict[str, Any]) -> None:
     sides = [make_optimizer(rule, **options) for _ in range(2)]

@@ -108,6 +108,7 @@ def compare(
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"), cover_values(product(MAKERS, OPTIONS, DTYPES), 2), ids=str
 )
@@ -125,6 +126,7 @@ def test_reducing_options_are_replayed(
     assert compare(MAKERS[name], make_params, prepare, 6 * calls, extras) == 4
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TENSORFLOW_MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("extras", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 0.5}], ids=str)
@@ -139,6 +141,7 @@ def test_tensorflow_reducing_rules_are_replayed(
     assert compare(TENSORFLOW_MAKERS[name], make_params, set_grads, extras=extras) == expected_count
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ALL_MAKERS)
 def test_replayed_sums_keep_their_order(name: str) -> None:
     def make_params() -> list[Parameter]:
@@ -178,6 +181,7 @@ def _huge(weights: list[Parameter]) -> None:
 CHANGES = (_zero, _without_gradient, _nan, _infinite, _tiny, _huge)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "change"), cover_values(product(ALL_MAKERS, CHANGES), 2))
 def test_extreme_values_are_replayed(name: str, change: Callable[..., Any]) -> None:
     def prepare(weights: list[Parameter], step: int) -> None:

@@ -60,6 +60,7 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
             assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("case", "extras"),
     cover_values(product(CLASSES, [option for option, calls in OPTIONS if calls == 1]), 3),
@@ -193,6 +194,7 @@ def remove_scale(opt: Any, number: float) -> None:
         del opt.found_inf, opt.grad_scale
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("number", [40.0, 2.0**24 - 3])
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
@@ -256,6 +258,7 @@ def test_failing_scalars_raise_and_change_nothing(
         assert are_same(actual, expected), key
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["AdamW", "Adamax", "RAdam", "SGD"])
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_thread_team_checks_every_tensor(
         assert [param._version for param in weights] == versions
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize(("options", "calls"), OPTIONS, ids=str)
 def test_thread_team_detects_every_change(

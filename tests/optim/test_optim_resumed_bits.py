@@ -40,6 +40,7 @@ WITHOUT_FLOAT16 = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_resumed_training_has_the_bits_of_one_without_a_stop(

@@ -400,6 +400,7 @@ def by_checkpoint(source: Any, make: Any, folder: Path) -> Any:
 RESUMERS = (by_state_dict, by_torch_save, by_copy, by_pickle, by_checkpoint)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("resume", RESUMERS)
 @pytest.mark.parametrize("module", ["optim", "tensorflow"])
 def test_resumed_training_has_the_same_bits(module: str, resume: Any, tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def check_change(consumer: str, change: Change, count: int, mode: str, monkeypat
     return count_replays(opt)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("engine", "mode", "change"),
     [
@@ -186,6 +187,7 @@ def test_random_bit_positions_follow_parameter_order(
             check_change("parameters and slots", change, count, mode, monkeypatch)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("consumer", "change"),
     [

@@ -106,6 +106,7 @@ def test_slots_beside_masters_are_float32(name: str, dtype: torch.dtype) -> None
         assert_wide(opt)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
 def test_masters_have_the_bits_of_float32(make: Any, dtype: torch.dtype) -> None:

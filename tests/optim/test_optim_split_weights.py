@@ -100,6 +100,7 @@ CLASSES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("cls", "options", "round_"),
     [(*case, (None, "stochastic")[place % 2]) for place, case in enumerate(CLASSES)],
@@ -177,6 +178,7 @@ OTHER_OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 def test_engines_agree_with_other_options(options: dict[str, Any]) -> None:
     trainings: list[Run] = []

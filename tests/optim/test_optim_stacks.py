@@ -75,6 +75,7 @@ def test_the_classes_of_matrices_are_those_that_take_heads() -> None:
     assert set(OF_MATRICES) == {"Muon", "NorMuon", "AdaMuon", "MuonH", "SOAP", "KLSOAP"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_over_every_number_of_dimensions(name: str) -> None:
     cls = PUBLIC[name]

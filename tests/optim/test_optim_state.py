@@ -88,6 +88,7 @@ def test_state_moves_from_torch_and_back(case: Input) -> None:
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=atol)
 
 
+@pytest.mark.one_in(3)
 @by_case
 def test_resumed_training_has_the_same_bits(case: Input) -> None:
     straight = train(case, optim, steps=6)
@@ -264,6 +265,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_training_continues_from_checkpoint(name: str, is_trained: bool, tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ class Pair:
         assert not any(self._device.has(tensor, tensor.device) for tensor in slots(self.remote))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", INPUTS, ids=str)
 def test_offloaded_torch_classes_equal_device_classes(

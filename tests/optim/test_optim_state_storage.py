@@ -92,6 +92,7 @@ by_class = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("cls", "options", "dtype"),
     [(*case, (torch.float32, torch.bfloat16)[place % 2]) for place, case in enumerate(CLASSES)],

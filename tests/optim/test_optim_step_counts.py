@@ -311,6 +311,7 @@ def write_to_memory(count: torch.Tensor) -> None:
     ctypes.c_float.from_address(count.data_ptr()).value = 40
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 1.0}])
 @pytest.mark.parametrize("selection", ["all", "one"])
 @pytest.mark.parametrize("write", [write_through_data, write_through_numpy, write_to_memory])

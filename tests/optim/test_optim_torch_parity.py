@@ -59,6 +59,7 @@ class Judge:
             assert not bad.any(), f"{name}: {actual[name][bad][:3]} {value[bad][:3]}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
@@ -116,6 +117,7 @@ def test_engines_agree_on_rows(case: Input) -> None:
     assert_same(_rows(case, "cpu"), _rows(case, "reference"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
 def test_engines_agree_on_torch_rules(case: Input) -> None:
     results = []

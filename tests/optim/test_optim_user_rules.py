@@ -158,6 +158,7 @@ def test_user_rule_beside_a_class_equals_the_rule_alone(rule: Rule) -> None:
             assert mixed_opt.state[param]["step"].item() == 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{"clip_grad_norm": 0.5}, {"ema_decay": 0.9},
                                      {"accumulate": 2}, {"lookahead": 2}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -340,6 +340,7 @@ OPTION_CASES = cover_pairs(
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("cls", "option", "options", "dtype"), OPTION_CASES, ids=str)
 def test_wrappers_with_other_options_agree_between_engines(
     cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype
@@ -384,6 +385,7 @@ def test_ema_averages_wrapped_steps(option: str) -> None:
     assert_same([param.detach() for param in params], previous_params)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", WRAPPERS)
 @pytest.mark.parametrize("cls", [optim.AdamW, tensorflow.AdamW], ids=str)
 def test_wrapper_steps_in_the_backward_pass(cls: Any, option: str) -> None:
@@ -416,6 +418,7 @@ def test_sparse_gradients_become_dense(cls: Any, option: str) -> None:
     assert_same(*trained_params)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("option", WRAPPERS)
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.NAdam, tensorflow.AdamW], ids=str)

@@ -105,6 +105,7 @@ pytest_if_read = pytest.mark.skipif(
 )
 
 
+@pytest.mark.one_in(3)
 @pytest_if_read
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)

@@ -158,6 +158,7 @@ TWINS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("entry", "twin", "rate"), TWINS.values(), ids=TWINS)
 def test_equal_entries_take_equal_steps(entry: str, twin: str, rate: float | None) -> None:
     problem = PROBLEMS["digits"](0)

@@ -175,6 +175,7 @@ def _take(rule: Rule, engines: Engines, engine: Any, names: list[str],
     )
 
 
+@pytest.mark.one_in(3)
 @each_engine
 @each_dtype
 @each_rule

@@ -22,6 +22,7 @@ OF_ELEMENTS = [rule for rule in MODERN_RULES if not rule.passes]
 OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize(
     ("rule", "dtype", "kind"),
@@ -37,6 +38,7 @@ def test_engines_agree_on_modern_rules(rule: Any, dtype: torch.dtype, kind: str)
     assert all(tensor.isfinite().all() for tensor in results[0])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize(
     ("rule", "dtype", "kind"),

@@ -152,6 +152,7 @@ def _plain_cosine(name, config, k, decay_steps):
     return np.where(k < warmup, RATE + (target - RATE) * k / max(warmup, 1), decayed_rate)
 
 
+@pytest.mark.one_in(3)
 @BY_LABEL
 @TYPES
 def test_10_000_steps_follow_the_formula(label, dtype):

@@ -198,6 +198,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shapes", ["eager", "known", "partly", "unknown"])
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_have_tensorflow_values(name: str, shapes: str) -> None:

@@ -240,6 +240,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shapes", ["eager", "known", "partly", "unknown"])
 @pytest.mark.parametrize(("function", "expected"), CALLS.values(), ids=CALLS.keys())
 def test_functions_have_tensorflow_values(

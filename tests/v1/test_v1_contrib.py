@@ -144,6 +144,7 @@ def compare(case: str, got: Any, opt: Any, expected: Any, read: Any) -> None:
             np.testing.assert_allclose(got_values, values, rtol=limit, atol=unit, err_msg=label)
 
 
+@pytest.mark.one_in(3)
 @each_engine
 @each_dtype
 @each_case

@@ -90,12 +90,14 @@ def every_run_of(cases: list[str]) -> Any:
     )
 
 
+@pytest.mark.one_in(3)
 @every_run_of([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
 def test_trajectory_has_tensorflow_bits(case_id: str, face: str, engine: str) -> None:
     for value in v1_replay.replay(CASES[case_id], face, engine):
         check(case_id, value, None)
 
 
+@pytest.mark.one_in(3)
 @every_run_of([id for id in TRAJECTORIES if bound_of(id) is not None])
 def test_every_step_is_within_its_bound(case_id: str, face: str, engine: str) -> None:
     for value in v1_replay.replay(CASES[case_id], face, engine, resume=True):

@@ -494,6 +494,7 @@ def test_copied_optimizer_continues_with_the_same_variables(kind: str) -> None:
 # --- hyperparameters ------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @each_optimizer
 @pytest.mark.parametrize("source", ["placeholder", "variable", "decay", "tensor"])
 def test_hyperparameters_are_read_in_each_run(kind: str, source: str) -> None:

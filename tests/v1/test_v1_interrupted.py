@@ -126,6 +126,7 @@ def bytes_of(tensor: Tensor) -> bytes:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+@pytest.mark.one_in(3)
 @errors
 @pytest.mark.parametrize(("make", "steps"), CASES)
 def test_interrupted_step_is_not_taken(make: Any, steps: int, error: Any) -> None:

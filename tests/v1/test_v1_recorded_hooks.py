@@ -30,6 +30,7 @@ BOUNDS = {"Decaying": 2, "LayerWise": 4, "Factored": 4, "Largest": 2, "Around/Ad
 OTHERWISE = ("Largest", "Rated", "Gathering", "Around/Adam")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", RECORDED_CASES)
 def test_subclasses_have_tensorflow_values_and_names(case: str) -> None:
     name, _, kind = case.rpartition("/")

@@ -48,6 +48,7 @@ def files(folder: Path) -> list[str]:
 # --- Trainings that go on -------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_restored_training_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
     uninterrupted = Training(name)

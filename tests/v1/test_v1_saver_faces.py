@@ -79,6 +79,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training_resumes_from_every_step(name: str, tmp_path: Path) -> None:
     uninterrupted = TRAININGS[name]()

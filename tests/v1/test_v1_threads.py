@@ -20,6 +20,7 @@ each_size = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_in(3)
 @each_size
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one optimizer", "an optimizer each"])
@@ -53,6 +54,7 @@ SPARSE: dict[str, Callable[[bool], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @each_size
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
@@ -103,6 +105,7 @@ def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> 
     assert (momentum.get_slot(w, "momentum") == -run_count).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one operation", "an operation each"])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])

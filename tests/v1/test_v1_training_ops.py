@@ -132,6 +132,7 @@ def arguments(name: str, var: Any, slots: list[Any]) -> dict[str, Any]:
     return {"var": var, **dict(zip(names[1 : 1 + len(slots)], slots, strict=True))}
 
 
+@pytest.mark.one_in(3)
 @each_dtype
 @each_dense
 def test_dense_kernels_equal_their_optimizers(
