@@ -27,8 +27,12 @@ def holds_elements(tensor: Tensor) -> bool:
     Raises:
         RuntimeError, NotImplementedError: The tensor has no storage, such as a tensor of functorch.
     """
-    strides = zip(tensor.shape, tensor.stride(), strict=True)
-    end = sum((size - 1) * step for size, step in strides)
+    if tensor.is_contiguous():
+        end = tensor.numel() - 1
+    else:
+        end = sum(
+            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
     num_bytes = (tensor.storage_offset() + end + 1) * tensor.element_size()
     return not tensor.numel() or tensor.untyped_storage().nbytes() >= num_bytes
 
