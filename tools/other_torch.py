@@ -1,4 +1,4 @@
-"""Run the tests of steps in one call with other versions of torch.
+"""Run the tests of replays with other versions of torch.
 
     python tools/other_torch.py 2.6.0 2.9.1
 
@@ -34,7 +34,7 @@ def outcome_of(version: str, folder: str) -> tuple[bool, str]:
     python = Path(folder, "bin", "python")
     install = [python, "-m", "pip", "install", "-q", f"torch=={version}", *PACKAGES]
     subprocess.run(install, check=True)
-    files = sorted(HOME.glob("tests/*/test_*_quick.py"))
+    files = sorted(HOME.glob("tests/*/test_*replay*.py"))
     command = [python, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "PYTHONPATH": str(HOME / "src")}
     process = subprocess.run(
@@ -44,7 +44,7 @@ def outcome_of(version: str, folder: str) -> tuple[bool, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Steps in one call with other versions of torch.")
+    parser = argparse.ArgumentParser(description="Tests of replays with other versions of torch.")
     parser.add_argument("versions", nargs="+")
     failed = False
     for version in parser.parse_args().versions:
