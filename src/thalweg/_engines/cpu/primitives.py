@@ -60,13 +60,13 @@ KINDS = {
 }
 
 
-def common_kind(a: Kind, b: Kind) -> Kind:
+def common_kind(first: Kind, second: Kind) -> Kind:
     """Return the common kind of two operands; float64 for a float and a different number kind."""
-    if a == b or b == BOOL:
-        return a
-    if a == BOOL:
-        return b
-    return FLOAT64 if a.is_float or b.is_float else INT64
+    if first == second or second == BOOL:
+        return first
+    if first == BOOL:
+        return second
+    return FLOAT64 if first.is_float or second.is_float else INT64
 
 
 def pointer_to(kind: Kind) -> Kind:
@@ -150,22 +150,22 @@ class Code:
             cast_operand = write.trunc(operand, kind.llvm)
         return Value(cast_operand, kind)
 
-    def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
-        """Return (`a`, `b`, kind), both converted to their common kind; integers become int64."""
-        kind = common_kind(a.kind, b.kind)
+    def cast_alike(self, first: Value, second: Value) -> tuple[Any, Any, Kind]:
+        """Return (`first`, `second`, kind), converted to one kind; integers become int64."""
+        kind = common_kind(first.kind, second.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
-        return self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm, kind
+        return self.cast_to(first, kind).llvm, self.cast_to(second, kind).llvm, kind
 
     def declare_external(self, name: str, result: Any, arguments: list[Any]) -> Any:
         """Return a function of LLVM or C, declared in the module once."""
         kind = ir.FunctionType(result, arguments)
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
-    def compare_values(self, sign: str, a: Value, b: Value) -> Value:
+    def compare_values(self, sign: str, first: Value, second: Value) -> Value:
         """Return the bool of a comparison such as "<"; with NaN it is False, except for "!="."""
-        kind = common_kind(a.kind, b.kind)
-        lhs, rhs = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
+        kind = common_kind(first.kind, second.kind)
+        lhs, rhs = self.cast_to(first, kind).llvm, self.cast_to(second, kind).llvm
         if not kind.is_float:
             compare = self.builder.icmp_signed if kind.signed else self.builder.icmp_unsigned
         else:
@@ -449,8 +449,8 @@ def _lower_of(code: Code, value: Value, bits: Value) -> Value:
 # Integers
 
 
-def _minimum_of_integers(code: Code, a: Value, b: Value) -> Value:
-    lhs, rhs, kind = code.cast_alike(a, b)
+def _minimum_of_integers(code: Code, first: Value, second: Value) -> Value:
+    lhs, rhs, kind = code.cast_alike(first, second)
     return Value(
         code.builder.select(code.builder.icmp_signed("<", rhs, lhs), rhs, lhs),
         kind,
@@ -481,14 +481,14 @@ def _sign(code: Code, x: Value) -> Value:
     )
 
 
-def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
-    lhs, rhs, kind = code.cast_alike(a, b)
+def _where(code: Code, condition: Value, first: Value, second: Value) -> Value:
+    lhs, rhs, kind = code.cast_alike(first, second)
     return Value(code.builder.select(code.cast_to(condition, BOOL).llvm, lhs, rhs), kind)
 
 
-def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
+def _extreme(sign: str, code: Code, first: Value, second: Value) -> Value:
     """Return the smaller operand for sign "<", the larger for ">"; NaN if an operand is NaN."""
-    lhs, rhs, kind = code.cast_alike(a, b)
+    lhs, rhs, kind = code.cast_alike(first, second)
     is_nan = code.builder.fcmp_unordered("uno", lhs, lhs)
     selects_lhs = code.builder.or_(code.builder.fcmp_ordered(sign, lhs, rhs), is_nan)
     return Value(code.builder.select(selects_lhs, lhs, rhs), kind)
