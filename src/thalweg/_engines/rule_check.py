@@ -103,7 +103,7 @@ def _check_measures(
 
 def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return {name: float32 scalar} that measures and passes can read at the first step."""
-    hyperparameters = {hyper.name: hyper.default for hyper in rule.hypers}
+    hyperparameters: dict[str, Any] = {hyper.name: hyper.default for hyper in rule.hypers}
     for name, value in overrides.items():
         if name not in hyperparameters or isinstance(value, Real):
             hyperparameters[name] = value
