@@ -18,7 +18,7 @@ from thalweg._formats import bundle
 from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.export.layouts import _Graph
+from thalweg.checkpoint.tensorflow.save import _Graph
 from thalweg.errors import OptionError
 from thalweg.keras.optimizers import SGD, Adam
 from thalweg.v1 import train

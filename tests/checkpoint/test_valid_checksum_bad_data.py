@@ -14,7 +14,7 @@ from thalweg._formats import bundle, container
 from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import CheckpointManager, tensorflow
 from thalweg.checkpoint.tensorflow.detection.scalars import as_count
-from thalweg.checkpoint.tensorflow.export.layouts import _Graph
+from thalweg.checkpoint.tensorflow.save import _Graph
 from thalweg.keras.optimizers import Adam
 
 PARTS = ("variables", "metrics", "state", "rates")

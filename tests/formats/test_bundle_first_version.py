@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle_files import BUNDLES, bits
+from bundle_files import BUNDLES, bits, encoded_slice
 from thalweg._formats import bundle
-from thalweg._formats.bundle.messages import Slice, encoded_shape, encoded_slice
+from thalweg._formats.bundle.messages import Slice, encoded_shape
 from thalweg._formats.bundle.proto import bytes_field, encode_varint, number_field, string_field
 from thalweg._formats.bundle.slices import key_of
 from thalweg._formats.bundle.table import FOOTER, encoded_table

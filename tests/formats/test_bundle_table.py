@@ -14,6 +14,7 @@ from bundle_files import (
     add_index,
     bits,
     block,
+    encode,
     entry,
     footer,
     handle,
@@ -32,7 +33,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-HEAD = BundleHeader(1).encode_message()
+HEAD = encode(BundleHeader(1))
 PAYLOAD = b"\0\0\x80\x3f" * 2
 ENTRY = entry(PAYLOAD).encode_message()
 PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encode_message()})

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from thalweg._formats import bundle, stored_tensor
-from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
-from thalweg._formats.bundle.proto import encode_varint
+from thalweg._formats.bundle.messages import BundleEntry, BundleHeader, Slice
+from thalweg._formats.bundle.proto import bytes_field, encode_varint, number_field
 from thalweg._formats.bundle.table import encoded_table
 from thalweg._formats.checksum import crc32c, mask_checksum
 
@@ -96,6 +96,28 @@ def entry(
     return BundleEntry(**fields)
 
 
+def encoded_slice(extents: Slice) -> bytes:
+    """Return a serialized TensorSlice."""
+    encoded = b""
+    for begin, length in extents:
+        # A length of 0 differs from a missing one, so it is written.
+        length_field = b"" if length is None else b"\x10" + encode_varint(length)
+        encoded += bytes_field(1, number_field(1, begin) + length_field)
+    return encoded
+
+
+def encode(item: BundleHeader | BundleEntry | bytes) -> bytes:
+    """Return a header or an entry as a serialized message; bytes are unchanged."""
+    if isinstance(item, bytes):
+        return item
+    if isinstance(item, BundleHeader):
+        versions = number_field(1, 1) + number_field(2, item.oldest)
+        files = number_field(1, item.shards) + number_field(2, item.endianness)
+        return files + bytes_field(3, versions)
+    parts = [bytes_field(7, encoded_slice(extents)) for extents in item.slices]
+    return item.encode_message() + b"".join(parts)
+
+
 def write(
     prefix: Path,
     entries: Mapping[bytes, BundleEntry | bytes],
@@ -104,10 +126,7 @@ def write(
 ) -> Path:
     """Return a bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
-    encoded_items = {
-        key: entry if isinstance(entry, bytes) else entry.encode_message()
-        for key, entry in items.items()
-    }
+    encoded_items = {key: encode(item) for key, item in items.items()}
     shards = header.shards if isinstance(header, BundleHeader) else 1
     Path(f"{prefix}.index").write_bytes(encoded_table(sorted(encoded_items.items())))
     Path(f"{prefix}.data-00000-of-{shards:05d}").write_bytes(data)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import BinaryIO
 
 from thalweg._formats import syscalls
+from thalweg._formats.checksum import Buffer, flat_bytes
+from thalweg._formats.syscalls import P, T
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
-Buffer = bytes | bytearray | memoryview
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
@@ -56,11 +57,16 @@ def replace(
         CheckpointWriteError: A system call failed; the old file is unchanged.
         InvalidArgumentError: The path is not a file, or there are not `total` bytes.
     """
-    _replace_all([(os.fsdecode(path), chunks, total)], progress, reserved, make_head)
+    files = [(os.fsdecode(path), chunks, total)]
+    replace_together(files, progress, reserved=reserved, make_head=make_head)
 
 
 def replace_together(
-    files: Iterable[tuple[str, Iterable[Buffer], int]], progress: Progress | None = None
+    files: Iterable[tuple[str, Iterable[Buffer], int]],
+    progress: Progress | None = None,
+    *,
+    reserved: int = 0,
+    make_head: Callable[[], Buffer] | None = None,
 ) -> None:
     """Replace several files. No file is renamed before the content of all files is on the disk.
 
@@ -71,21 +77,12 @@ def replace_together(
         files: (path, chunks, number of bytes) of each file. A tuple is requested after the previous
             file is written.
         progress: `progress(bytes_written, total)` is called for the first file.
+        reserved, make_head: As for `replace`; only with a single file.
 
     Raises:
         CheckpointWriteError: A system call failed; the message describes the remaining files.
         InvalidArgumentError: A path is not a file, or the number of bytes is wrong.
     """
-    _replace_all(files, progress)
-
-
-def _replace_all(
-    files: Iterable[tuple[str, Iterable[Buffer], int]],
-    progress: Progress | None,
-    reserved: int = 0,
-    make_head: Callable[[], Buffer] | None = None,
-) -> None:
-    """Write all `files`, then rename them; `reserved` and `make_head` are as for `replace`."""
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
         for path, chunks, total in files:
@@ -208,6 +205,11 @@ class _Commit:
                 f" {self._describe_outcome()}",
             ) from error
 
+    def _call(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Return `call(*args, **options)`, repeated after signals; report an OSError."""
+        with self.report_write_errors():
+            return syscalls.retry_interrupted(call, *args, **options)
+
     def _describe_outcome(self) -> str:
         """Return a sentence about the state of all files after a failure."""
         if self._is_renamed:
@@ -228,26 +230,20 @@ class _Commit:
 
         The `with` block must call `rename_into_place`.
         """
-        with self.report_write_errors():
-            self._temporary = temporary = syscalls.make_temporary_name(self.target)
+        self._temporary = temporary = self._call(syscalls.make_temporary_name, self.target)
         syscalls.active_paths.add(temporary)
         try:
             # After a crash, `remove_abandoned` deletes the file only if it can open the file.
             mode = 0o666 if self._previous is None else 0o600
-            with self.report_write_errors():
-                descriptor = syscalls.retry_interrupted(
-                    os.open, temporary, _NEW | syscalls.SAFELY, mode
-                )
+            descriptor = self._call(os.open, temporary, _NEW | syscalls.SAFELY, mode)
             try:
                 try:
                     if self._previous is not None:
-                        with self.report_write_errors():
-                            syscalls.copy_access(descriptor, self._previous)
+                        self._call(syscalls.copy_access, descriptor, self._previous)
                     self._write_content(descriptor, chunks, make_head)
                 # Network file systems report some failed writes at the end only.
                 finally:
-                    with self.report_write_errors():
-                        syscalls.close(descriptor)
+                    self._call(syscalls.close, descriptor)
                 yield
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -258,9 +254,8 @@ class _Commit:
 
     def rename_into_place(self) -> None:
         """Rename the temporary file to the target."""
-        with self.report_write_errors():
-            syscalls.retry_interrupted(os.replace, self._temporary, self.target)
-            self._is_renamed = True
+        self._call(os.replace, self._temporary, self.target)
+        self._is_renamed = True
 
     def _write_content(
         self, descriptor: int, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
@@ -270,24 +265,20 @@ class _Commit:
         with contextlib.suppress(OSError):
             syscalls.lock_file(descriptor)
         if self._reserved:
-            with self.report_write_errors():
-                syscalls.retry_interrupted(os.lseek, descriptor, self._reserved, os.SEEK_SET)
+            self._call(os.lseek, descriptor, self._reserved, os.SEEK_SET)
         for chunk in chunks:
             self._write_part(descriptor, chunk)
         if make_head is not None:
             first = make_head()
-            with self.report_write_errors():
-                syscalls.retry_interrupted(os.lseek, descriptor, 0, os.SEEK_SET)
+            self._call(os.lseek, descriptor, 0, os.SEEK_SET)
             self._write_part(descriptor, first)
         if self._num_done != self._total:
             raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._num_done}.")
-        with self.report_write_errors():
-            syscalls.sync(descriptor)
+        self._call(syscalls.sync, descriptor)
 
     def _write_part(self, descriptor: int, chunk: Buffer) -> None:
         """Write a chunk, report progress, and start writing to the disk every 8 MiB."""
-        remaining = memoryview(chunk)
-        remaining = remaining.cast("B") if remaining.nbytes else memoryview(b"")
+        remaining = flat_bytes(chunk)
         while remaining:
             with self.report_write_errors():
                 count = syscalls.retry_interrupted(os.write, descriptor, remaining[:_CHUNK])

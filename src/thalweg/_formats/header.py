@@ -147,14 +147,13 @@ def _replace_checksum(text: bytes, checksum: bytes) -> bytes:
 
 def _parse_header(path: str, text: bytes) -> dict[str, Any]:
     """Return the JSON object of a header; raise DataLossError if it is damaged."""
+    # `BEGIN` matched, so the text is an object.
     try:
-        header = json_text.loads(text)
+        return json_text.loads(text)
     except json_text.DuplicateKeyError as error:
         raise CheckpointMismatchError(f"{path}: header: {error} Nothing was loaded.") from error
     except InvalidConfigError as error:
         raise DataLossError(f"{path}: header: {error}") from error
-    # `BEGIN` matched, so the text is an object.
-    return header
 
 
 def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:

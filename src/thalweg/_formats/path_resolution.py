@@ -167,10 +167,8 @@ def _no_file(path: str) -> ThalwegError:
             f"{path}.index does not exist: without it the data beside it have no names. Copy it,"
             " too."
         )
-    names = [
-        re.sub(r"\.index\Z", "", os.path.basename(path)) for path in _list_checkpoints(directory)
-    ]
-    advice = did_you_mean(name, names)
+    names = map(os.path.basename, _list_checkpoints(directory))
+    advice = did_you_mean(name, [name.removesuffix(".index") for name in names])
     return MissingFileError(
         f"{path} does not exist: there is no file of this name, nor one with {ENDING} or .index"
         f" after it. {advice}".rstrip()
@@ -216,7 +214,7 @@ def _suggest_newest(directory: str, name: str | None = None) -> str:
         if state is not None and state.model_checkpoint_path:
             return f", such as {state.model_checkpoint_path}, the newest"
     checkpoints = _list_checkpoints(directory)
-    return f", such as {re.sub(r'[.]index$', '', checkpoints[-1])}" if checkpoints else ""
+    return f", such as {checkpoints[-1].removesuffix('.index')}" if checkpoints else ""
 
 
 def _list_checkpoints(directory: str) -> list[str]:

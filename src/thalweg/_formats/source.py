@@ -143,6 +143,10 @@ class FilePart:
         """Return the next bytes as an unsigned little-endian number."""
         return int.from_bytes(self.take(width), "little")
 
+    def take_numbers(self, *widths: int) -> list[int]:
+        """Return consecutive unsigned little-endian numbers with these numbers of bytes."""
+        return [self.take_number(width) for width in widths]
+
     def take_address(self) -> int | None:
         """Return the next eight bytes as an address; None for the undefined address."""
         address = self.take_number(8)

@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, dtype
 
-# Names of safetensors. C64 and C128 are additions, stored as pairs of floats.
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
-    "C128": 16,
+# Names of torch by those of safetensors, and by the bytes of an element. C64 and C128 are
+# additions, stored as pairs of floats.
+_DTYPES = {
+    1: {
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+    },
+    2: {"U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16"},
+    4: {"U32": "uint32", "I32": "int32", "F32": "float32"},
+    8: {"U64": "uint64", "I64": "int64", "F64": "float64", "C64": "complex64"},
+    16: {"C128": "complex128"},
 }  # fmt: skip
-
-_TORCH = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "U16": "uint16", "I16": "int16", "F16": "float16",
-    "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64",
-    "I64": "int64", "F64": "float64", "C64": "complex64", "C128": "complex128",
-}  # fmt: skip
+ITEM_BYTES = {name: width for width, names in _DTYPES.items() for name in names}
+_TORCH = {name: torch_name for names in _DTYPES.values() for name, torch_name in names.items()}
 _NAMES = {torch_name: name for name, torch_name in _TORCH.items()}
 _ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
 

@@ -55,7 +55,6 @@ def read_tensors(
         OSError: The file cannot be read.
     """
     bytes_read, total = 0, sum(entry.bytes for entry in headers.values())
-    remaining = {name: entry.bytes for name, entry in headers.items()}
     totals = dict.fromkeys(headers, 0)
 
     batches = list(_batch_pieces(headers, buffers))
@@ -64,14 +63,13 @@ def read_tensors(
     with closing(_map_in_threads(read_batch, batches, total)) as batch_checksums:
         for batch, checksums in zip(batches, batch_checksums, strict=True):
             for piece, checksum in zip(batch, checksums, strict=True):
-                name, size = piece.name, piece.size
+                name, entry = piece.name, headers[piece.name]
                 if totals[name]:
-                    checksum = combine_checksums(totals[name], checksum, size)
+                    checksum = combine_checksums(totals[name], checksum, piece.size)
                 totals[name] = checksum
-                remaining[name] -= size
-                bytes_read += size
-                if not remaining[name]:
-                    check_sum(path, repr(name[:200]), headers[name].checksum, checksum)
+                bytes_read += piece.size
+                if piece.begin + piece.size == entry.begin + entry.bytes:
+                    check_sum(path, repr(name[:200]), entry.checksum, checksum)
             if progress is not None:
                 progress(bytes_read, total)
 

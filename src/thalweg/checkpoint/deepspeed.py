@@ -25,7 +25,6 @@ from thalweg._core.state import flaw
 from thalweg.errors import InvalidArgumentError
 
 _OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_LARGEST_RANK_COUNT = 1 << 16
 Shapes = list[dict[str, tuple[int, ...]]]
 
 

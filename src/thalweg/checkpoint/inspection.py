@@ -344,6 +344,13 @@ def format_arguments(encoded: Any) -> str:
     return ", ".join(f"{name}={in_words(x)}" for name, x in arguments if x is not None)
 
 
+# Marks of values that are shown without the mark.
+_TRANSPARENT = (
+    optimizer_config.RULE, optimizer_config.VARIABLE, optimizer_config.YOURS, kinds.FLOAT,
+    kinds.TUPLE,
+)  # fmt: skip
+
+
 def in_words(encoded: Any) -> str:
     """Return an optimizer's argument in a file as text, such as "ExponentialDecay(...)"."""
     if isinstance(encoded, list):
@@ -363,13 +370,7 @@ def in_words(encoded: Any) -> str:
             return f"AutomaticLossScaler({format_arguments(content)})"
         case optimizer_config.NUMBER | kinds.SCALAR if isinstance(content, list):
             return in_words(cast(list[Any], content)[-1]) if content else "[]"
-        case (
-            optimizer_config.RULE
-            | optimizer_config.VARIABLE
-            | optimizer_config.YOURS
-            | kinds.FLOAT
-            | kinds.TUPLE
-        ):
+        case _ if mark in _TRANSPARENT:
             return in_words(content)
         case _:
             return f"{{{format_arguments(encoded)}}}" if isinstance(encoded, dict) else str(encoded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -132,7 +133,7 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
     Raises:
         InvalidArgumentError: The optimizer has slots of variables that are not in `named_tensors`.
     """
-    return optimizer._saved(_FileNames(named_tensors, requires_all=bool(named_tensors)))
+    return optimizer._saved(partial(_file_names, named_tensors, bool(named_tensors)))
 
 
 def prepare_loading(
@@ -164,7 +165,7 @@ def prepare_loading(
             f" state_dict() returns it. {_GIVE}"
         )
     variables = list(slot_variables.values())
-    names = _FileNames(named_tensors, requires_all=isinstance(optimizer, TorchOptimizerAdapter))
+    names = partial(_file_names, named_tensors, isinstance(optimizer, TorchOptimizerAdapter))
     return optimizer._loading(state, variables or None, names)
 
 
@@ -239,40 +240,30 @@ def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-class _FileNames:
-    """Function that maps a list of variables to their names in a file.
+def _file_names(
+    named_tensors: Mapping[str, Tensor], requires_all: bool, variables: Sequence[Tensor]
+) -> list[str]:
+    """Return the name in the file of each variable, in the order of `variables`.
+
+    With `requires_all=False`, a variable that is not in `named_tensors` gets the optimizer's name.
+    Equal names are made distinct.
 
     Args:
-        named_tensors: {name: variable}.
+        named_tensors: {name in the file: variable}. The first of several names of a variable
+            counts.
         requires_all: True to raise InvalidArgumentError for variables not in `named_tensors`.
     """
-
-    def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
-        self._tensors = named_tensors
-        # The first of several names of a tensor counts.
-        self._names_by_id = {id(named_tensors[name]): name for name in reversed([*named_tensors])}
-        self._requires_all = requires_all
-
-    def __call__(self, variables: Sequence[Tensor]) -> list[str]:
-        """Return the name in the file of each variable, in the order of `variables`.
-
-        With `requires_all=False`, a variable that is not in `named_tensors` gets the optimizer's
-        name. Equal names are made distinct.
-
-        Raises:
-            InvalidArgumentError: With `requires_all=True`, a variable is not in `named_tensors`.
-        """
-        keys = keys_of(variables)
-        file_names = [self._names_by_id.get(id(var)) for var in variables]
-        missing = [key for key, name in zip(keys, file_names, strict=True) if name is None]
-        if self._requires_all and missing:
-            _raise_for_copies(self._tensors, variables)
-            raise InvalidArgumentError(
-                "The optimizer has slots of variables that are neither in module nor in"
-                f" variables: {missing[:LISTED]}. Give all variables that the optimizer has slots"
-                " of; no new optimizer could go on from the file otherwise."
-            )
-        return distinct_names([name or key for key, name in zip(keys, file_names, strict=True)])
+    names_by_id = {id(named_tensors[name]): name for name in reversed([*named_tensors])}
+    keys, file_names = keys_of(variables), [names_by_id.get(id(var)) for var in variables]
+    missing = [key for key, name in zip(keys, file_names, strict=True) if name is None]
+    if requires_all and missing:
+        _raise_for_copies(named_tensors, variables)
+        raise InvalidArgumentError(
+            "The optimizer has slots of variables that are neither in module nor in"
+            f" variables: {missing[:LISTED]}. Give all variables that the optimizer has slots"
+            " of; no new optimizer could go on from the file otherwise."
+        )
+    return distinct_names([name or key for key, name in zip(keys, file_names, strict=True)])
 
 
 def extra_states(module: Module | None) -> dict[str, Any]:
@@ -300,8 +291,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
     modules = _modules_with_state(module)
     problems = [f"{name!r} is missing" for name in modules if name not in states]
     problems += [f"{name!r} belongs to nothing here" for name in states if name not in modules]
-    if problems:
-        raise state.mismatch(problems, "The extra states of modules")
+    state.raise_mismatch(problems, "The extra states of modules")
     previous_states: dict[str, Any] = {}
     try:
         for name, submodule in modules.items():

@@ -174,10 +174,9 @@ class _ConfigWriter(Writer):
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
         if isinstance(argument, Rule):
-            is_registered = argument in _all_rules()
-            return (
-                {RULE: argument.name} if is_registered else {YOURS: f"your rule {argument.name!r}"}
-            )
+            if argument in _all_rules():
+                return {RULE: argument.name}
+            return {YOURS: f"your rule {argument.name!r}"}
         if is_argument(argument) and (origin := cast(Any, argument)._made_by()) is not None:
             return self._describe_argument(argument, *origin)
         if isinstance(argument, Tensor):
@@ -277,7 +276,6 @@ class _ConfigReader(JsonReader):
 
 def _all_rules() -> Sequence[Rule]:
     """Return all rules of the library; imported late, since that is slow."""
-    # Importing all rules is slow, and only optimizers with a rule need them.
     from thalweg.rules import RULES
 
     return RULES

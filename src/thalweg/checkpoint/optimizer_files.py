@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
+from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.deepspeed import find_folder, read_zero
 from thalweg.checkpoint.save_restore import restore
 from thalweg.errors import InvalidArgumentError
@@ -105,7 +106,7 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
         is_safetensors = file.read(9)[8:] == b"{"
     contents = restore(Path(path)).extra if is_safetensors else load_file(path)
     for name in (None, *_NESTED):
-        candidate = contents if name is None else _item(contents, name)
+        candidate = contents if name is None else as_object(contents).get(name)
         if isinstance(candidate, list) and len(cast("list[Any]", candidate)) == 1:
             (candidate,) = cast("list[Any]", candidate)
         if isinstance(candidate, Mapping) and {"state", "param_groups"} <= candidate.keys():
@@ -115,8 +116,3 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
         f"{fspath(path)} holds no state dict of an optimizer: a dict with 'state' and"
         f" 'param_groups', or such a dict under {names}."
     )
-
-
-def _item(contents: object, name: str) -> object:
-    """Return the entry `name` of a dict; None if missing or not a dict."""
-    return contents.get(name) if isinstance(contents, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -49,8 +49,6 @@ from thalweg.errors import (
 if TYPE_CHECKING:
     from thalweg.distribute.process_group import Ranks
 
-KIND = TRAINING
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -79,7 +77,10 @@ class Snapshot:
         Raises:
             CheckpointWriteError: The file cannot be written. An existing file is unchanged.
         """
-        write = partial(self._write_file, path, progress)
+
+        def write() -> None:
+            container.write(path, self.stored_tensors(), self.document, progress)
+
         if self.ranks is not None and waits:
             self.ranks.write_once(write, os.fsdecode(path))
         elif self.is_here():
@@ -94,10 +95,6 @@ class Snapshot:
     def stored_tensors(self) -> dict[str, StoredTensor]:
         """Return the tensors in the form that the container writes."""
         return {name: of_tensor(tensor) for name, tensor in self.tensors.items()}
-
-    def _write_file(self, path: Path, progress: Progress | None) -> None:
-        """Write the file in this process."""
-        container.write(path, self.stored_tensors(), self.document, progress)
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,7 @@ def _copy_training(
     """
     # `state_of` copies already.
     state_writer, content_writer = Writer(copies=False), Writer(copies=copies)
-    document: dict[str, Any] = {"kind": KIND}
+    document: dict[str, Any] = {"kind": TRAINING}
     slots = slots_of(optimizer)
     shards = None if slots is None else slots.parts
     ranks = None if shards is None else shards.ranks
@@ -449,12 +446,8 @@ def _prepare_optimizer(
     try:
         saved_state = _read_by_name(reader, document, "state")
         loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))
-        return [
-            loading,
-            optimizer_config.prepare_schedules(
-                optimizer, _read_by_name(reader, document, "rates"), check_arguments
-            ),
-        ]
+        rates = _read_by_name(reader, document, "rates")
+        return [loading, optimizer_config.prepare_schedules(optimizer, rates, check_arguments)]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         if isinstance(error, ThalwegError):
             raise
@@ -494,16 +487,14 @@ def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any
         InvalidConfigError: The document is not of a training, or a section has an invalid type.
     """
     kind = document.get("kind")
-    if kind != KIND:
+    if kind != TRAINING:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
     for name in ("variables", "extra_states", "optimizer", "state", "rates", "metrics"):
         if not isinstance(document.get(name, {}), dict):
             raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
         description = as_object(document["optimizer"])
-        if not isinstance(description.get("class"), str) or not isinstance(
-            description.get("arguments"), dict
-        ):
+        if [type(description.get(name)) for name in ("class", "arguments")] != [str, dict]:
             raise InvalidConfigError(f"{path}: the optimizer has no class or no arguments.")
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")

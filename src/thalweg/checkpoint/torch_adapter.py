@@ -17,6 +17,7 @@ from thalweg._base.locks import importing
 from thalweg._core import state
 from thalweg._core.atomic_section import Call
 from thalweg._core.dtensor import any_on_mesh, is_on_mesh
+from thalweg._core.nest import mapped
 from thalweg._core.options.master_weights import Masters
 from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
@@ -80,13 +81,9 @@ class TorchOptimizerAdapter:
         cls: type[Any] = self.optimizer.__class__
         if not cls.__module__.startswith(OF_TORCH):
             return f"mine:{cls.__name__}"
+        replaced = cls._torch if self._is_fused and not self._has_rule else cls
         # `_torch` of a class that torch does not have is another class of this library.
-        if (
-            self._is_fused
-            and not self._has_rule
-            and not cls._torch.__module__.startswith("thalweg.")
-        ):
-            cls = cls._torch
+        cls = cls if replaced.__module__.startswith("thalweg.") else replaced
         depth = 3 if cls.__module__.endswith(".tensorflow") else 2
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
 
@@ -202,8 +199,7 @@ class TorchOptimizerAdapter:
                 text = f"there are {count} groups of parameters, in the file {len(groups)}"
                 raise state.mismatch([text], type(self.optimizer).__name__)
             pairs, calls = self._prepare_updates(states, groups, param_names, errors, missing)
-            if errors:
-                raise state.mismatch(errors, type(self.optimizer).__name__)
+            state.raise_mismatch(errors, type(self.optimizer).__name__)
             if self._is_fused:
                 warn_of(self.optimizer, missing, warnings)
             yield state.Loading(pairs, calls + history_calls, type(self.optimizer).__name__)
@@ -459,11 +455,4 @@ def _copy_value(entry: object, name: str) -> Any:
 
 def _map_tensors(nested: object, change: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of lists, tuples and dicts, in which `change(tensor)` replaces each tensor."""
-    if isinstance(nested, Tensor):
-        return change(nested)
-    if isinstance(nested, dict):
-        return {key: _map_tensors(entry, change) for key, entry in cast("Group", nested).items()}
-    if isinstance(nested, list | tuple):
-        entries = [_map_tensors(entry, change) for entry in cast("list[Any]", nested)]
-        return tuple(entries) if isinstance(nested, tuple) else entries
-    return nested
+    return mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, nested)

@@ -28,6 +28,7 @@ from thalweg._core.state.loading import (
     differences,
     fitting,
     mismatch,
+    raise_mismatch,
     restore,
     snapshot,
 )
@@ -45,6 +46,6 @@ __all__ = [
     "LISTED", "Copied", "Entry", "Given", "Item", "Loading", "Names", "Number", "Part", "Staged",
     "StateDict", "alike", "as_now", "check_eager", "differences", "distinct", "fitting", "flaw",
     "kept", "keys_of", "making", "mismatch", "of_slots", "positioned", "positioned_keys_of",
-    "published", "readable", "restore", "room_for", "shown", "snapshot", "staged", "taken",
-    "uncopied", "whole",
+    "published", "raise_mismatch", "readable", "restore", "room_for", "shown", "snapshot", "staged",
+    "taken", "uncopied", "whole",
 ]  # fmt: skip

@@ -98,6 +98,14 @@ def mismatch(
     return CheckpointMismatchError(f"{start}{listed(messages, '; ')}. {outcome}")
 
 
+def raise_mismatch(
+    messages: Sequence[str], label: str = "", outcome: str = "Nothing was loaded."
+) -> None:
+    """Raise the error of `mismatch` if there are messages; do nothing for []."""
+    if messages:
+        raise mismatch(messages, label, outcome)
+
+
 @dataclass(frozen=True)
 class Loading:
     """Validated values of a state, which `restore` writes.
@@ -124,10 +132,9 @@ class Loading:
             (entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)
         ]
         unwritable = [name for tensor, name in named_tensors if not is_writable(tensor)]
-        if unwritable:
-            raise mismatch(
-                [f"{name!r} has no memory of its own here" for name in unwritable], self.what
-            )
+        raise_mismatch(
+            [f"{name!r} has no memory of its own here" for name in unwritable], self.what
+        )
         try:
             check_writable([pair for pair in named_tensors if has_storage(pair[0])])
         except LayoutError as error:
@@ -190,9 +197,7 @@ def _fitting(groups: Sequence[Given], label: str, calls: Sequence[Call] = ()) ->
     An element of `groups` is (entries, state, True if missing values are differences). `restore`
     calls the functions in C `calls` after the writes.
     """
-    messages = [message for group in groups for message in differences(*group)]
-    if messages:
-        raise mismatch(messages, label)
+    raise_mismatch([message for group in groups for message in differences(*group)], label)
     pairs = [
         (entry, state[entry.name])
         for entries, state, _ in groups

@@ -24,19 +24,8 @@ _VERSION = 1  # of readers
 LARGEST = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """A slice of a tensor that is stored contiguously.
-
-    Attributes:
-        origin: The first index along each axis.
-        shape: The shape.
-        entry: The location in a data file.
-    """
-
-    origin: tuple[int, ...]
-    shape: tuple[int, ...]
-    entry: BundleEntry
+# A slice of a tensor, stored contiguously: its first index along each axis, and its entry.
+TensorSlice = tuple[tuple[int, ...], BundleEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +45,7 @@ class IndexedTensor:
     @property
     def size(self) -> int:
         """Number of bytes of the tensor in the files."""
-        return sum(piece.entry.size for piece in self.pieces)
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the tensor is stored in one piece."""
-        return len(self.pieces) == 1 and self.pieces[0].shape == self.shape
+        return sum(entry.size for _, entry in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +132,8 @@ def _describe_entries(
         with locate_flaws(quote_name(name)):
             _check_shape(entry)
             pieces = tuple(_find_slices(name, entry, slice_entries))
-            for piece in pieces:
-                _check(piece.entry, bundle_header.shards)
+            for _, piece in pieces:
+                _check(piece, bundle_header.shards)
             tensors[name] = IndexedTensor(entry.dtype, entry.shape, pieces)
             if entry.slices:
                 _check_slices(tensors[name])
@@ -165,7 +149,7 @@ def _find_slices(
 ) -> Iterator[TensorSlice]:
     """Yield the slices of a tensor, and remove their entries from `slice_entries`."""
     if not entry.slices:
-        yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
+        yield (0,) * len(entry.shape), entry
     for extents in entry.slices:
         origin, shape = slices.bounding_box(extents, entry.shape)
         slice_entry = slice_entries.pop(slices.key_of(name, extents), None)
@@ -178,7 +162,7 @@ def _find_slices(
                 f"the slice {slices.format_extents(extents)} has dtype {name_of(slice_entry.dtype)}"
                 f" and shape {slice_entry.shape}, not {name_of(entry.dtype)} and {shape}"
             )
-        yield TensorSlice(origin, shape, slice_entry)
+        yield origin, slice_entry
 
 
 def _check_shape(entry: BundleEntry) -> None:
@@ -219,7 +203,7 @@ def _check_slices(tensor: IndexedTensor) -> None:
             " with TensorFlow",
             UnsupportedCheckpointError,
         )
-    slices.check_count([piece.shape for piece in tensor.pieces], tensor.shape)
+    slices.check_count([entry.shape for _, entry in tensor.pieces], tensor.shape)
 
 
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
@@ -228,10 +212,10 @@ def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
     So all tensors of a file are together not larger than the file.
     """
     extents = sorted(
-        (piece.entry.shard, piece.entry.offset, piece.entry.size, name)
+        (entry.shard, entry.offset, entry.size, name)
         for name, tensor in indexed_tensors.items()
-        for piece in tensor.pieces
-        if piece.entry.size
+        for _, entry in tensor.pieces
+        if entry.size
     )
     for first, second in pairwise(extents):
         if first[0] == second[0] and first[1] + first[2] > second[1]:

@@ -15,7 +15,6 @@ from thalweg._formats.bundle.proto import (
     VARINT,
     ProtoMessage,
     bytes_field,
-    encode_varint,
     fixed32_field,
     iterate_fields,
     number_field,
@@ -44,15 +43,6 @@ class BundleHeader:
     oldest: int = 0
     rejected: tuple[int, ...] = ()
 
-    def encode_message(self) -> bytes:
-        """Return the header as a serialized BundleHeaderProto."""
-        versions = number_field(1, 1) + number_field(2, self.oldest)
-        return (
-            number_field(1, self.shards)
-            + number_field(2, self.endianness)
-            + bytes_field(3, versions)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
@@ -78,16 +68,10 @@ class BundleEntry:
     slices: tuple[Slice, ...] = ()
 
     def encode_message(self) -> bytes:
-        """Return the entry as a serialized BundleEntryProto."""
-        location = (
-            number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
-        )
-        end = fixed32_field(6, self.checksum) + b"".join(
-            bytes_field(7, encoded_slice(extents)) for extents in self.slices
-        )
-        return (
-            number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape)) + location + end
-        )
+        """Return the entry, of a tensor in one piece, as a serialized BundleEntryProto."""
+        kind = number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape))
+        location = number_field(3, self.shard) + number_field(4, self.offset)
+        return kind + location + number_field(5, self.size) + fixed32_field(6, self.checksum)
 
 
 def parse_header(serialized: bytes) -> BundleHeader:
@@ -158,16 +142,6 @@ def slice_of(serialized: bytes) -> Slice:
         extent = ProtoMessage(element, {1: VARINT, 2: VARINT})
         extents.append((extent.signed(1), extent.signed(2) if extent.has(2) else None))
     return tuple(extents)
-
-
-def encoded_slice(extents: Slice) -> bytes:
-    """Return a serialized TensorSlice."""
-    encoded = b""
-    for begin, length in extents:
-        # A length of 0 differs from a missing one, so it is written.
-        length_field = b"" if length is None else b"\x10" + encode_varint(length)
-        encoded += bytes_field(1, number_field(1, begin) + length_field)
-    return encoded
 
 
 def _repeated_numbers(serialized: bytes, field: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.proto import (
@@ -20,10 +21,12 @@ from thalweg._formats.bundle.proto import (
 )
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+# Kinds of the fields of a node's messages: 1 for children (number, name), 2 for attributes, 3 for
+# slots.
+_ROWS = {1: (VARINT, BYTES), 2: (BYTES, BYTES, BYTES), 3: (VARINT, BYTES, VARINT)}
 
 
-@dataclass(frozen=True, slots=True)
-class SavedAttribute:
+class SavedAttribute(NamedTuple):
     """Saved value of an object, stored as a tensor of the bundle.
 
     Attributes:
@@ -37,8 +40,7 @@ class SavedAttribute:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotVariable:
+class SlotVariable(NamedTuple):
     """A slot of an optimizer.
 
     Attributes:
@@ -138,42 +140,33 @@ def _decode_node(serialized: bytes) -> Node:
     """Return the object in a serialized message."""
     message = ProtoMessage(serialized, {1: BYTES, 2: BYTES, 3: BYTES})
     children: dict[str, int] = {}
-    for element in message.every(1):
-        child = ProtoMessage(element, {1: VARINT, 2: BYTES})
-        name = child.text(2)
+    for child, name in _decode_rows(message, 1):
         if name in children:
             raise CorruptFileError(f"it has {quote_name(name)} twice")
-        children[name] = child.signed(1)
-    attributes: list[SavedAttribute] = []
-    for element in message.every(2):
-        attribute = ProtoMessage(element, {1: BYTES, 2: BYTES, 3: BYTES})
-        attributes.append(SavedAttribute(attribute.text(1), attribute.text(2), attribute.text(3)))
-    slots: list[SlotVariable] = []
-    for element in message.every(3):
-        slot = ProtoMessage(element, {1: VARINT, 2: BYTES, 3: VARINT})
-        slots.append(SlotVariable(slot.signed(1), slot.text(2), slot.signed(3)))
-    return Node(children, tuple(attributes), tuple(slots))
+        children[name] = child
+    attributes = tuple(SavedAttribute(*row) for row in _decode_rows(message, 2))
+    return Node(children, attributes, tuple(SlotVariable(*row) for row in _decode_rows(message, 3)))
+
+
+def _decode_rows(message: ProtoMessage, field: int) -> Iterator[list[Any]]:
+    """Yield the fields of each message in the repeated field `field`, in order of their numbers."""
+    kinds = dict(enumerate(_ROWS[field], 1))
+    for element in message.every(field):
+        row = ProtoMessage(element, kinds)
+        yield [row.signed(i) if kind == VARINT else row.text(i) for i, kind in kinds.items()]
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
     """Return an object as a serialized message that contains the flag `has_values`."""
+    children = ((child, name) for name, child in node.children.items())
     encoded = b""
-    for name, child in node.children.items():
-        encoded += bytes_field(1, number_field(1, child) + string_field(2, name))
-    for attribute in node.attributes:
-        encoded += bytes_field(
-            2,
-            string_field(1, attribute.name)
-            + string_field(2, attribute.full_name)
-            + string_field(3, attribute.key),
-        )
-    for slot in node.slots:
-        encoded += bytes_field(
-            3,
-            number_field(1, slot.original)
-            + string_field(2, slot.name)
-            + number_field(3, slot.slot),
-        )
+    for number, rows in enumerate((children, node.attributes, node.slots), 1):
+        for row in rows:
+            parts = (
+                number_field(i, entry) if isinstance(entry, int) else string_field(i, entry)
+                for i, entry in enumerate(row, 1)
+            )
+            encoded += bytes_field(number, b"".join(parts))
     return encoded + bytes_field(5, number_field(1, int(has_values)))
 
 

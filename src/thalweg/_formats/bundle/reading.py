@@ -60,9 +60,11 @@ def read(
             requested = {name: requested[name] for name in requested if name not in variants}
         check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
         bundle = BundleReader(directory, index, requested, progress).read_bundle()
-    if bundle.graph is None:
-        return replace(bundle, variants=tuple(variants))
-    graph = object_graph.select_values(bundle.graph, lambda key: key not in variants)
+    graph = bundle.graph
+    if graph is not None:
+        # Objects keep only values that are tensors.
+        skipped = variants | bundle.strings.keys()
+        graph = object_graph.select_values(graph, lambda key: key not in skipped)
     return replace(bundle, graph=graph, variants=tuple(variants))
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from thalweg._formats import atomic_write
@@ -75,7 +76,7 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
                         f"it has {file.size} bytes, no more than {LIMIT} are read"
                     )
                 state = _parse_state(decode_text(file.read(0, file.size)))
-            return _with_absolute_paths(directory, state)
+            return _map_paths(state, partial(_join_path, directory))
     except FileNotFoundError:
         return None
 
@@ -95,15 +96,13 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     directory = os.fspath(folder)
     full_path = os.path.join(directory, name)
     with raise_flaws(full_path):
-        latest = _relative_to(directory, state.model_checkpoint_path)
-        all_paths = [_relative_to(directory, path) for path in state.all_model_checkpoint_paths]
-    lines = [f"model_checkpoint_path: {quote_text(latest)}"]
-    lines += [f"all_model_checkpoint_paths: {quote_text(path)}" for path in all_paths]
-    times = state.all_model_checkpoint_timestamps
-    lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
-    if state.last_preserved_timestamp is not None:
-        lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
-    content = "".join(f"{line}\n" for line in lines).encode()
+        state = _map_paths(state, partial(_relative_to, directory))
+    lines: list[str] = []
+    for field_name, kind in _FIELDS.items():
+        entry = getattr(state, field_name)
+        values: list[Any] = entry if type(entry) is list else [] if entry is None else [entry]
+        lines += [f"{field_name}: {quote_text(x) if kind is str else repr(x)}\n" for x in values]
+    content = "".join(lines).encode()
     atomic_write.replace(full_path, [content], len(content))
 
 
@@ -127,15 +126,17 @@ def _parse_state(text: str) -> CheckpointState:
     return CheckpointState("".join(latest), all_paths, times, preserved[0] if preserved else None)
 
 
-def _with_absolute_paths(directory: str, state: CheckpointState) -> CheckpointState:
-    """Return a state with paths that begin with `directory`; raise if a path leads out of it."""
-    latest, *all_paths = (
-        os.path.join(directory, path) if path else ""
-        for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths)
-    )
-    for path in (latest, *all_paths):
-        _relative_to(directory, path)
-    return replace(state, model_checkpoint_path=latest, all_model_checkpoint_paths=all_paths)
+def _map_paths(state: CheckpointState, convert: Callable[[str], str]) -> CheckpointState:
+    """Return a copy of a state in which `convert(path)` replaces each path."""
+    latest, *paths = map(convert, (state.model_checkpoint_path, *state.all_model_checkpoint_paths))
+    return replace(state, model_checkpoint_path=latest, all_model_checkpoint_paths=paths)
+
+
+def _join_path(directory: str, path: str) -> str:
+    """Return `path` below `directory`, "" for ""; raise CorruptFileError if it leads out of it."""
+    full_path = os.path.join(directory, path) if path else ""
+    _relative_to(directory, full_path)
+    return full_path
 
 
 def _relative_to(directory: str, path: str) -> str:

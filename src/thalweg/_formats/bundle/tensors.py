@@ -16,7 +16,8 @@ from thalweg._formats.bundle.errors import (
     locate_flaws,
     quote_name,
 )
-from thalweg._formats.bundle.index import Index, IndexedTensor, TensorSlice
+from thalweg._formats.bundle.index import Index, IndexedTensor
+from thalweg._formats.bundle.messages import BundleEntry
 from thalweg._formats.bundle.object_graph import ObjectGraph
 from thalweg._formats.bundle.proto import encode_varint, read_varint
 from thalweg._formats.checksum import crc32c, mask_checksum
@@ -97,10 +98,7 @@ class BundleReader:
         self._total = sum(tensor.size for tensor in requested.values())
 
     def read_bundle(self) -> Bundle:
-        """Read the requested tensors, strings and object graph.
-
-        The returned graph does not contain variables of strings.
-        """
+        """Read the requested tensors, strings and object graph."""
         tensors: dict[str, StoredTensor] = {}
         texts: dict[str, list[bytes]] = {}
         for name in sorted(self._requested, key=self._place_of):
@@ -110,56 +108,47 @@ class BundleReader:
                     texts[name] = self._read_strings(tensor)
                 else:
                     tensors[name] = self._read_tensor(tensor)
-        graph = texts.pop(object_graph.KEY, None)
+        graphs = texts.pop(object_graph.KEY, None)
         ordered_tensors = {name: tensors[name] for name in self._requested if name in tensors}
-        if graph is None:
-            return Bundle(ordered_tensors, texts, None)
-        filtered = object_graph.select_values(_decode_graph(graph), lambda key: key not in texts)
-        return Bundle(ordered_tensors, texts, filtered)
+        return Bundle(ordered_tensors, texts, None if graphs is None else _decode_graph(graphs))
 
     def _place_of(self, name: str) -> tuple[int, int]:
         """Return (shard, offset) of a tensor, a sort key to read files from start to end."""
-        entries = [piece.entry for piece in self._requested[name].pieces]
-        return min((entry.shard, entry.offset) for entry in entries)
+        return min((entry.shard, entry.offset) for _, entry in self._requested[name].pieces)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
         """Return a tensor. Slices are joined."""
         kind = NAMES[tensor.dtype]
-        for piece in tensor.pieces:
-            self._open_shard_of(piece)
-        if tensor.is_whole:
-            content = self._read_part(tensor.pieces[0])
-        else:
-            boxes = [(piece.origin, piece.shape) for piece in tensor.pieces]
-            contents = map(self._read_part, tensor.pieces)
-            content = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
+        for _, entry in tensor.pieces:
+            self._open_shard_of(entry)
+        boxes = [(origin, entry.shape) for origin, entry in tensor.pieces]
+        contents = (self._read_part(entry) for _, entry in tensor.pieces)
+        content = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
         if kind == "BOOL" and content.size and content.max() > 1:
             raise CorruptFileError(f"it is bool and has bytes up to {content.max()}")
         return StoredTensor(kind, tensor.shape, content.data)
 
-    def _read_part(self, tensor_slice: TensorSlice) -> np.ndarray[Any, Any]:
+    def _read_part(self, entry: BundleEntry) -> np.ndarray[Any, Any]:
         """Return the bytes of a slice; raise CorruptFileError if the checksum differs."""
         import numpy as np
 
-        entry = tensor_slice.entry
         content = np.empty(entry.size, np.uint8)
-        self._open_shard_of(tensor_slice).read_into(entry.offset, content.data)
+        self._open_shard_of(entry).read_into(entry.offset, content.data)
         check_checksum(entry.checksum, crc32c(content.data))
         self._report_progress(entry.size)
         return content
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
         """Return the strings of a tensor; raise CorruptFileError if a checksum differs."""
-        piece = tensor.pieces[0]
-        content = self._open_shard_of(piece).read(piece.entry.offset, piece.entry.size)
+        ((_, entry),) = tensor.pieces
+        content = self._open_shard_of(entry).read(entry.offset, entry.size)
         texts, calculated = decode_strings(content, prod(tensor.shape))
-        check_checksum(piece.entry.checksum, calculated)
+        check_checksum(entry.checksum, calculated)
         self._report_progress(len(content))
         return texts
 
-    def _open_shard_of(self, tensor_slice: TensorSlice) -> File:
+    def _open_shard_of(self, entry: BundleEntry) -> File:
         """Return the open data file of a slice; raise CorruptFileError if the file is too short."""
-        entry = tensor_slice.entry
         file = self._directory.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
             raise CorruptFileError(

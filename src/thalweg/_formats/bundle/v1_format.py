@@ -68,8 +68,18 @@ def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, A
     size = count * ITEM_BYTES[name]
     content = bytearray()
     for field_id, field_kind, payload in iterate_fields(serialized):
-        if field_id == field and len(content) <= size:
-            _append_field(content, payload, field_kind, kind, name)
+        if field_id != field or len(content) > size:
+            continue
+        if isinstance(payload, bytes) and kind != VARINT:
+            # Numbers of fixed size are packed as they are stored here.
+            content += payload
+        elif isinstance(payload, bytes) or field_kind == kind == VARINT:
+            for number in packed_numbers(payload) if isinstance(payload, bytes) else [payload]:
+                content += _encode_element(number, name)
+        elif field_kind == kind:
+            content += payload.to_bytes(8 if kind == FIXED64 else 4, "little")
+        else:
+            raise CorruptFileError(f"its numbers are of kind {field_kind}")
     if len(content) != size:
         raise CorruptFileError(f"{len(content)} bytes are given, not {size}")
     return np.frombuffer(content, np.uint8)
@@ -84,27 +94,6 @@ def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
     if len(strings) != count or len(payloads) != count:
         raise CorruptFileError(f"{len(strings)} strings are given, not {count}")
     return strings
-
-
-def _append_field(
-    content: bytearray, payload: int | bytes, field_kind: int, kind: int, name: str
-) -> None:
-    """Append the elements in one field of a TensorProto to `content`, as little-endian bytes.
-
-    `payload` is one element, or the bytes of several elements. `field_kind` is the protobuf kind of
-    the field. An element of dtype `name` has the protobuf kind `kind`.
-    """
-    if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
-        content += _encode_element(payload, name)
-    elif kind == VARINT and isinstance(payload, bytes):
-        for element in packed_numbers(payload):
-            content += _encode_element(element, name)
-    elif field_kind == BYTES and isinstance(payload, bytes):
-        content += payload
-    elif field_kind == kind and isinstance(payload, int):
-        content += payload.to_bytes(8 if kind == FIXED64 else 4, "little")
-    else:
-        raise CorruptFileError(f"its numbers are of kind {field_kind}")
 
 
 def _encode_element(raw_element: int, name: str) -> bytes:
@@ -202,7 +191,9 @@ def read(
             if tensor.dtype == STRING:
                 texts[name] = next(iter(pieces.values()))
             else:
-                tensors[name] = _join_slices(tensor, pieces)
+                kind, boxes = NAMES[tensor.dtype], tensor.slices.values()
+                content = slices.join_parts(boxes, pieces.values(), tensor.shape, ITEM_BYTES[kind])
+                tensors[name] = StoredTensor(kind, tensor.shape, content.data)
     return Bundle(tensors, texts, None)
 
 
@@ -295,13 +286,3 @@ def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
     if tensor.dtype == STRING:
         return tensor_strings(content, count)
     return tensor_bytes(content, tensor.dtype, count)
-
-
-def _join_slices(tensor: _Tensor, pieces: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
-    """Return a tensor joined from all its slices."""
-    kind = NAMES[tensor.dtype]
-    if len(pieces) == 1:
-        return StoredTensor(kind, tensor.shape, next(iter(pieces.values())).data)
-    boxes, contents = tensor.slices.values(), pieces.values()
-    joined = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
-    return StoredTensor(kind, tensor.shape, joined.data)

@@ -11,13 +11,17 @@ from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import object_graph
 from thalweg._formats.bundle.contents import DTYPES, STRING
 from thalweg._formats.bundle.errors import quote_name
-from thalweg._formats.bundle.messages import RANK, BundleEntry, BundleHeader
+from thalweg._formats.bundle.messages import RANK, BundleEntry
 from thalweg._formats.bundle.object_graph import ObjectGraph
+from thalweg._formats.bundle.proto import bytes_field, number_field
 from thalweg._formats.bundle.table import encoded_table
 from thalweg._formats.bundle.tensors import encoded_strings
 from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
+
+# A BundleHeaderProto: one data file, little-endian, written by version 1.
+_HEADER = number_field(1, 1) + bytes_field(3, number_field(1, 1))
 
 
 def write(
@@ -51,7 +55,7 @@ def write(
     objects, checksum = b"", 0
     if graph is not None:
         objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
-    entries: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
+    entries: dict[bytes, bytes] = {b"": _HEADER}
 
     def data_parts() -> Iterator[bytes | memoryview]:
         """Yield the bytes of all tensors in file order; add their index entries to `entries`."""

@@ -45,7 +45,7 @@ class Elements:
 def parse_shape(payload: FilePart) -> tuple[int, ...] | None:
     """Return the shape in a dataspace message; () for a scalar, None for a null dataspace."""
     version = payload.take_version((1, 2), "shapes")
-    rank, flags = payload.take_number(1), payload.take_number(1)
+    rank, flags = payload.take_numbers(1, 1)
     kind = payload.take_number(1) if version == 2 else 1
     if version == 1:
         payload.take(5)
@@ -67,7 +67,7 @@ def parse_elements(payload: FilePart) -> Elements:
         UnsupportedCheckpointError: The elements are neither numbers nor text.
     """
     source, begin = payload.source, payload.offset
-    first, bits, size = payload.take_number(1), payload.take_number(3), payload.take_number(4)
+    first, bits, size = payload.take_numbers(1, 3, 4)
     kind, version = first & 15, first >> 4
     if not 1 <= version <= 5:
         raise source.unsupported_error(begin, f"version {version} of types is not read")
@@ -93,7 +93,7 @@ def parse_elements(payload: FilePart) -> Elements:
 def _parse_integer(payload: FilePart, bits: int, size: int) -> Elements:
     """Return the type of integers of `size` bytes; `bits` is the class bit field."""
     source, begin = payload.source, payload.offset
-    offset, precision = payload.take_number(2), payload.take_number(2)
+    offset, precision = payload.take_numbers(2, 2)
     if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
         raise source.unsupported_error(begin, f"integers of {precision} bits are not read")
     return Elements(f"{'I' if bits & 8 else 'U'}{8 * size}", size, bool(bits & 1))
@@ -102,9 +102,8 @@ def _parse_integer(payload: FilePart, bits: int, size: int) -> Elements:
 def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
     """Return the type of floats of `size` bytes; `bits` is the class bit field."""
     source, begin = payload.source, payload.offset
-    offset, precision = payload.take_number(2), payload.take_number(2)
-    fields = tuple(payload.take_number(1) for _ in range(4))
-    layout = (precision, bits >> 8 & 255, *fields, payload.take_number(4))
+    offset, precision, *fields = payload.take_numbers(2, 2, 1, 1, 1, 1, 4)
+    layout = (precision, bits >> 8 & 255, *fields)
     dtype = _IEEE.get(layout)  # pyright: ignore[reportArgumentType]
     # Bits 0 and 6 are the byte order, 4 and 5 the normalization of the mantissa.
     if dtype is None or offset or 8 * size != precision or bits >> 4 & 3 != 2 or bits & 64:
@@ -142,8 +141,7 @@ class TextAttribute:
 
     def __init__(self, payload: FilePart, heap: GlobalHeap) -> None:
         version = payload.take_version((1, 2, 3), "attributes")
-        flags = payload.take_number(1)
-        sizes = [payload.take_number(2) for _ in range(3)]
+        flags, *sizes = payload.take_numbers(1, 2, 2, 2)
         if version > 1 and flags & 3:
             raise payload.source.unsupported_error(payload.offset, "named types are not read")
         payload.take(1 if version == 3 else 0)

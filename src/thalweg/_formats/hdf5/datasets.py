@@ -53,12 +53,8 @@ def filter_pipeline(payload: FilePart) -> list[int]:
         payload.take(length + (-length % 8 if version == 1 else 0))
         payload.take(4 * (value_count + (value_count & 1 if version == 1 else 0)))
         if filter_id not in (DEFLATE, SHUFFLE, LZF):
-            label = (
-                f"{filter_id} ({_FILTER_NAMES[filter_id]})"
-                if filter_id in _FILTER_NAMES
-                else f"{filter_id}"
-            )
-            text = f"filter {label} is not read; copy the file with `h5repack -f NONE`"
+            name = f" ({_FILTER_NAMES[filter_id]})" if filter_id in _FILTER_NAMES else ""
+            text = f"filter {filter_id}{name} is not read; copy the file with `h5repack -f NONE`"
             raise source.unsupported_error(begin, text)
         filter_ids.append(filter_id)
     return filter_ids
@@ -288,12 +284,10 @@ class ArrayDataset:
             corner = tuple(index * step for index, step in zip(index_tuple, chunk, strict=True))
             block = self._read_chunk(key, address, corner, chunk_size)
             ends = (start + step for start, step in zip(corner, chunk, strict=True))
-            region = tuple(map(slice, corner, ends))
-            clipped = tuple(
-                slice(min(step, extent - start))
-                for start, step, extent in zip(corner, chunk, shape, strict=True)
-            )
-            array[region] = np.frombuffer(block, f"V{width}").reshape(chunk)[clipped]
+            region = array[tuple(map(slice, corner, ends))]
+            # The region of a chunk at the end of an axis is smaller than the chunk.
+            clipped = tuple(map(slice, region.shape))
+            region[...] = np.frombuffer(block, f"V{width}").reshape(chunk)[clipped]
         return array.view(np.uint8).reshape(-1).data
 
     def _read_chunk(

@@ -46,8 +46,7 @@ def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
         begin, size = blocks.pop(0)
         block = source.read_part(begin, size, "a block of messages")
         while block.left >= 8:
-            kind, size, flags = block.take_number(2), block.take_number(2), block.take_number(1)
-            block.take(3)
+            kind, size, flags, _ = block.take_numbers(2, 2, 1, 3)
             _note_message(messages, blocks, kind, flags, block.take_part(size))
             message_count += 1
     if message_count != count:
@@ -77,8 +76,7 @@ def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
             block.take(prefix_size)
         prefix_size = 4
         while block.left >= 4 + 4 + (2 if flags & 4 else 0):
-            kind, size = block.take_number(1), block.take_number(2)
-            message_flags = block.take_number(1)
+            kind, size, message_flags = block.take_numbers(1, 2, 1)
             block.take(2 if flags & 4 else 0)
             if size > block.left - 4:
                 raise source.data_loss_error(block.offset, f"a message of {size} bytes has no room")

@@ -7,35 +7,23 @@ from thalweg._formats.source import FilePart, SourceFile
 _MAX_LENGTH = 1024  # bytes of a name; HDF5 has no limit
 
 
-class LocalHeap:
-    """Heap that contains the names of a group's members.
+def read_local_heap(source: SourceFile, address: int) -> FilePart:
+    """Return the bytes of the heap that contains the names of a group's members."""
+    head = source.read_structure(address, 32, b"HEAP\0\0\0\0", "a heap of names")
+    size, _ = head.take_numbers(8, 8)
+    begin = head.take_stored_address("a heap of names")
+    return source.read_part(begin, size, "a heap of names")
 
-    Args:
-        source: The file.
-        address: The address of the heap.
-    """
 
-    def __init__(self, source: SourceFile, address: int) -> None:
-        head = source.read_structure(address, 32, b"HEAP\0\0\0\0", "a heap of names")
-        size = head.take_number(8)
-        head.take_number(8)
-        self._names = source.read_part(
-            head.take_stored_address("a heap of names"), size, "a heap of names"
-        )
-
-    def name_at(self, offset: int) -> str:
-        """Return the name at an offset; raise DataLossError if it is empty or does not end."""
-        piece = self._names
-        end = bytes(piece.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
-        # A malicious table may refer to the same name many times.
-        piece.source.charge_read(max(end, 0) + 1, piece.offset)
-        if end <= 0:
-            raise piece.source.data_loss_error(
-                piece.offset + offset, "a name does not end, or has no letters"
-            )
-        return decode_name(
-            piece.source, piece.offset + offset, bytes(piece.data[offset : offset + end])
-        )
+def name_at(heap: FilePart, offset: int) -> str:
+    """Return the name at an offset; raise DataLossError if it is empty or does not end."""
+    source, begin = heap.source, heap.offset + offset
+    end = bytes(heap.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
+    # A malicious table may refer to the same name many times.
+    source.charge_read(max(end, 0) + 1, heap.offset)
+    if end <= 0:
+        raise source.data_loss_error(begin, "a name does not end, or has no letters")
+    return decode_name(source, begin, bytes(heap.data[offset : offset + end]))
 
 
 class GlobalHeap:
@@ -79,9 +67,7 @@ class GlobalHeap:
         piece.take(16)
         texts: dict[int, FilePart] = {}
         while piece.left >= 16:
-            index = piece.take_number(2)
-            piece.take(6)
-            size = piece.take_number(8)
+            index, _, size = piece.take_numbers(2, 6, 8)
             # Number 0 marks the free space at the end.
             if not index:
                 break

@@ -15,25 +15,12 @@ from collections.abc import Iterator
 
 from thalweg._formats.hdf5 import lookup3
 from thalweg._formats.hdf5.headers import LINK, LINK_INFO, SYMBOL_TABLE, HeaderMessage
-from thalweg._formats.hdf5.heaps import LocalHeap, decode_name
+from thalweg._formats.hdf5.heaps import decode_name, name_at, read_local_heap
 from thalweg._formats.hdf5.trees import iterate_leaves
 from thalweg._formats.source import FilePart, SourceFile
 
 _MAX_DEPTH, _MAX_ROWS = 8, 64  # levels of a tree; rows of a table
-
-
-def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iterator[FilePart]:
-    """Yield the heap's objects that a tree lists.
-
-    Args:
-        source: The file.
-        heap, tree: The addresses of the heap and the tree.
-        kind: The kind of the tree, such as 5 for links by name.
-    """
-    holder = _Heap(source, heap)
-    for record in _tree_records(source, tree, kind):
-        record.take(4)  # a hash of the name
-        yield holder.object_at(record)
+_BY_NAME = b"\0\5"  # version and kind of a tree with links by name
 
 
 def _bytes_for(limit: int) -> int:
@@ -41,11 +28,10 @@ def _bytes_for(limit: int) -> int:
     return max(limit.bit_length() - 1, 0) // 8 + 1
 
 
-def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
+def _tree_records(source: SourceFile, address: int) -> Iterator[FilePart]:
     """Yield the records of the version 2 B-tree at an address, in no particular order."""
-    head = source.read_structure(address, 38, b"BTHD\0" + bytes([kind]), "a tree")
-    node, width, depth = head.take_number(4), head.take_number(2), head.take_number(2)
-    head.take(2)
+    head = source.read_structure(address, 38, b"BTHD" + _BY_NAME, "a tree")
+    node, width, depth, _ = head.take_numbers(4, 2, 2, 2)
     root, count, record_count = head.take_address(), head.take_number(2), head.take_number(8)
     lookup3.check_sum(head, "a tree")
     if not record_count:
@@ -67,7 +53,7 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
         begin, count, level = pending.pop()
         pointer = 8 + count_width + count_widths[level - 1] if level else 0
         size = 10 + count * width + (count + 1) * pointer
-        signature = (b"BTIN\0" if level else b"BTLF\0") + bytes([kind])
+        signature = (b"BTIN" if level else b"BTLF") + _BY_NAME
         piece = source.read_structure(begin, size, signature, "a node of a tree")
         yield from (piece.take_part(width) for _ in range(count))
         for _ in range(count + 1 if level else 0):
@@ -83,15 +69,9 @@ class _Heap:
     def __init__(self, source: SourceFile, address: int) -> None:
         self._source = source
         head = source.read_structure(address, 146, b"FRHP\0", "a heap")
-        self._width, filters, self._flags = (
-            head.take_number(2),
-            head.take_number(2),
-            head.take_number(1),
-        )
-        largest = head.take_number(4)
+        _, filters, self._flags, largest = head.take_numbers(2, 2, 1, 4)
         head.take(96)
-        columns, self._first, direct = head.take_number(2), head.take_number(8), head.take_number(8)
-        bits, _ = head.take_number(2), head.take_number(2)
+        columns, self._first, direct, bits, _ = head.take_numbers(2, 8, 8, 2, 2)
         root, rows = head.take_address(), head.take_number(2)
         if filters:
             raise source.unsupported_error(address, "links in compressed heaps are not read")
@@ -169,7 +149,6 @@ class _Heap:
         return piece
 
 
-_NAMES = 5  # kind of trees with links by name
 _KINDS = {1: "a soft link", 64: "an external link"}
 
 
@@ -195,11 +174,9 @@ def _iterate_links(
     """Yield (name, address of the member, offset of the link in the file) of each link."""
     for kind, payload in messages:
         if kind == SYMBOL_TABLE:
-            tree, heap = (
-                payload.take_stored_address("a group's tree"),
-                payload.take_stored_address("a heap of names"),
-            )
-            yield from _symbol_table_links(source, tree, LocalHeap(source, heap))
+            tree = payload.take_stored_address("a group's tree")
+            heap = payload.take_stored_address("a heap of names")
+            yield from _symbol_table_links(source, tree, read_local_heap(source, heap))
         elif kind == LINK:
             yield _read_link(payload)
         elif kind == LINK_INFO:
@@ -207,12 +184,14 @@ def _iterate_links(
             payload.take(8 if payload.take_number(1) & 1 else 0)
             heap, tree = payload.take_address(), payload.take_address()
             if heap is not None and tree is not None:
-                for piece in iterate_objects(source, heap, tree, _NAMES):
-                    yield _read_link(piece)
+                holder = _Heap(source, heap)
+                for record in _tree_records(source, tree):
+                    record.take(4)  # a hash of the name
+                    yield _read_link(holder.object_at(record))
 
 
 def _symbol_table_links(
-    source: SourceFile, tree: int, heap: LocalHeap
+    source: SourceFile, tree: int, heap: FilePart
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (name, address, offset in the file) of the links in the tree at address `tree`."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
@@ -220,7 +199,7 @@ def _symbol_table_links(
         table = source.read_part(node + 8, 40 * head.take_number(2), "a table of links")
         while table.left:
             begin, entry = table.offset, table.take_part(40)
-            name = heap.name_at(entry.take_number(8))
+            name = name_at(heap, entry.take_number(8))
             address = entry.take_address()
             if entry.take_number(4) == 2 or address is None:
                 raise source.unsafe_error(begin, f"{name!r} is a soft link")

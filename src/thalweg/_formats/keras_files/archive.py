@@ -83,10 +83,8 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
             begin, "the archive is cut off: the list of its members is not there"
         )
     end.take(4)
-    disks = end.take_number(2), end.take_number(2), end.take_number(2)
-    count, size = end.take_number(2), end.take_number(4)
-    begin, comment = end.take_number(4), end.take_number(2)
-    if disks != (0, 0, count) or comment:
+    *disks, count, size, begin, comment = end.take_numbers(2, 2, 2, 2, 4, 4, 2)
+    if disks != [0, 0, count] or comment:
         raise source.data_loss_error(source.size - 22, "the end of the archive is not Keras'")
     if count != _SHORT and _LONG not in (size, begin):
         return count, size, begin
@@ -96,21 +94,16 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
     record = source.read_part(locator.take_number(8), 56, "the end of a large archive")
     record.expect_signature(_DIRECTORY_END, "the end of a large archive")
     record.take(28)
-    return record.take_number(8), record.take_number(8), record.take_number(8)
+    count, size, begin = record.take_numbers(8, 8, 8)
+    return count, size, begin
 
 
 def _read_member(listing: FilePart) -> ArchiveMember:
     """Return the next member of the member list."""
     source, offset = listing.source, listing.offset
     listing.expect_signature(b"PK\1\2", "a member")
-    listing.take(4)
-    flags, method = listing.take_number(2), listing.take_number(2)
-    listing.take(4)
-    checksum = listing.take_number(4)
-    sizes = [listing.take_number(4), listing.take_number(4)]
-    lengths = [listing.take_number(2) for _ in range(3)]
-    listing.take(8)
-    begin = listing.take_number(4)
+    _, flags, method, _, checksum, *sizes = listing.take_numbers(4, 2, 2, 4, 4, 4, 4)
+    *lengths, _, begin = listing.take_numbers(2, 2, 2, 8, 4)
     name, extra, _ = (listing.take_part(length) for length in lengths)
     stored_size, size, begin = _read_zip64(extra, sizes, begin)
     member_name = _member_name(source, offset, bytes(name.data))
@@ -164,34 +157,32 @@ def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
     head = source.read_part(member.begin, 30, f"the member {member.name!r}")
     head.expect_signature(MAGIC, f"the member {member.name!r}")
     head.take(22)
-    lengths = head.take_number(2), head.take_number(2)
+    lengths = head.take_numbers(2, 2)
     names = source.read_part(member.begin + 30, sum(lengths), f"the member {member.name!r}")
     if bytes(names.take(lengths[0])) != member.name.encode():
         raise source.data_loss_error(member.begin, f"{member.name!r} has another name here")
     begin = member.begin + 30 + sum(lengths)
     if begin + member.stored_size > source.size:
         raise source.data_loss_error(begin, f"{member.name!r} goes beyond the end of the file")
-    if member.method == _UNCOMPRESSED:
-        return _open_uncompressed(source, member, begin)
-    return _inflate_member(source, member, begin)
+    inflated = _inflate_member(source, member, begin) if member.method == _DEFLATED else None
 
+    def read(first: int, size: int) -> memoryview:
+        """Return bytes of the member, from memory or from the archive."""
+        if inflated is not None:
+            return inflated[first : first + size]
+        return source.read_uncounted(begin + first, size)
 
-def _open_uncompressed(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
-    """Return an uncompressed member as a `SourceFile` that reads from the archive."""
     checksum = 0
     for first in range(0, member.size, _PIECE):
-        size = min(_PIECE, member.size - first)
-        checksum = zlib.crc32(source.read_uncounted(begin + first, size), checksum)
-    _verify_checksum(source, member, begin, checksum)
-    return SourceFile(
-        f"{source.title}: {member.name}",
-        member.size,
-        lambda first, size: source.read_uncounted(begin + first, size),
-    )
+        checksum = zlib.crc32(read(first, min(_PIECE, member.size - first)), checksum)
+    if checksum != member.checksum:
+        text = f"stored {member.checksum} vs. calculated on the restored bytes {checksum}"
+        raise source.data_loss_error(begin, f"{member.name!r}: Checksum does not match: {text}")
+    return SourceFile(f"{source.title}: {member.name}", member.size, read)
 
 
-def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
-    """Return a decompressed member as a `SourceFile` in memory."""
+def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> memoryview:
+    """Return the bytes of a member after decompression; raise DataLossError if damaged."""
     # A negative size of the window: members have no header or checksum of zlib.
     stream, inflated = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
@@ -207,19 +198,4 @@ def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> So
         ) from error
     if len(inflated) != member.size or not stream.eof:
         raise source.data_loss_error(begin, f"{member.name!r} has not the size that it should have")
-    _verify_checksum(source, member, begin, zlib.crc32(inflated))
-    view = memoryview(inflated)
-    return SourceFile(
-        f"{source.title}: {member.name}",
-        member.size,
-        lambda first, size: view[first : first + size],
-    )
-
-
-def _verify_checksum(
-    source: SourceFile, member: ArchiveMember, begin: int, calculated: int
-) -> None:
-    """Raise DataLossError if the calculated CRC-32 of a member differs from the stored one."""
-    if calculated != member.checksum:
-        text = f"stored {member.checksum} vs. calculated on the restored bytes {calculated}"
-        raise source.data_loss_error(begin, f"{member.name!r}: Checksum does not match: {text}")
+    return memoryview(inflated)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thalweg._formats.hdf5.attributes import TextAttribute
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.keras_files.config import OptimizerDescription, load_json, optimizer_of
-from thalweg._formats.keras_files.names import Arrays, array_of
+from thalweg._formats.keras_files.keras3 import Arrays, array_of
 from thalweg._formats.source import SourceFile
 
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"
@@ -29,16 +28,13 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
     """Return ((class name, configuration) of the optimizer, its arrays, the model's arrays)."""
     description: OptimizerDescription = None, None
     if "training_config" in root.attributes:
-        description = _describe_optimizer(source, root.attributes["training_config"])
+        attribute = root.attributes["training_config"]
+        label = f"{source.title}: {attribute.name}"
+        config = load_json(label, b"".join(attribute.texts))
+        description = optimizer_of(label, config.get("optimizer_config"))
     model, optimizer = root.members.get(_MODEL, root), root.members.get(_OPTIMIZER)
     arrays = {} if optimizer is None else _read_arrays(source, _check_group(source, optimizer))
     return description, arrays, _read_variables(source, _check_group(source, model))
-
-
-def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
-    """Return (class name, configuration) of the optimizer in a JSON attribute."""
-    label = f"{source.title}: {attribute.name}"
-    return optimizer_of(label, load_json(label, b"".join(attribute.texts)).get("optimizer_config"))
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
@@ -78,12 +74,8 @@ def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[st
     attributes = group.attributes
     if list_name not in attributes and f"{list_name}0" not in attributes:
         raise source.data_loss_error(0, f"{group.name!r} has no {list_name!r}")
-    attribute_names = (
-        [list_name]
-        if list_name in attributes
-        else [f"{list_name}{index}" for index in range(len(attributes))]
-    )
-    for attribute in attribute_names:
+    numbered = [f"{list_name}{index}" for index in range(len(attributes))]
+    for attribute in [list_name] if list_name in attributes else numbered:
         for text in attributes[attribute].texts if attribute in attributes else []:
             try:
                 yield text.decode()

@@ -15,6 +15,7 @@ from thalweg._base.showing import show_value
 from thalweg._core import state
 from thalweg._formats import bundle, container
 from thalweg._formats.atomic_write import Path, Progress
+from thalweg._formats.format_detection import TRAINING
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
@@ -94,27 +95,27 @@ def convert(
         raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {show_value(to)}.")
     options = [*hyperparameters, *["optimizer"] * (optimizer is not None)]
     options += ["which"] * (which is not None)
-    if to != "thalweg" and options:
-        raise InvalidArgumentError(
-            f"{listed(options)} would be of a new optimizer; {os.fspath(path)}, which is turned"
-            " into a checkpoint of TensorFlow, has its own."
-        )
-    if to == "thalweg":
-        location = locate_checkpoint(path)
-        if location.kind is PathKind.OURS:
-            raise UnsupportedCheckpointError(
-                f'{location.path} is a checkpoint of thalweg already: to="tf" turns it into one'
-                ' that tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
+    if to != "thalweg":
+        if options:
+            raise InvalidArgumentError(
+                f"{listed(options)} would be of a new optimizer; {os.fspath(path)}, which is turned"
+                " into a checkpoint of TensorFlow, has its own."
             )
-        checkpoint = load(path, progress)
-        counter = _step_counter(checkpoint)
-        arguments = (optimizer, which, counter, hyperparameters)
-        snapshot, omitted = _import(checkpoint, Rules.of(rules) or SAME, *arguments)
-        snapshot.write(out)
+        kind = "tf1" if to == "tf1" else "tf2"
+        arguments, omitted = _export_arguments(path, Rules.of(rules), kind, progress)
+        save(out, **arguments)
         return omitted
-    kind: Any = "tf1" if to == "tf1" else "tf2"
-    arguments, omitted = _export_arguments(path, Rules.of(rules), kind, progress)
-    save(out, **arguments)
+    location = locate_checkpoint(path)
+    if location.kind is PathKind.OURS:
+        raise UnsupportedCheckpointError(
+            f'{location.path} is a checkpoint of thalweg already: to="tf" turns it into one'
+            ' that tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
+        )
+    checkpoint = load(path, progress)
+    counter = _step_counter(checkpoint)
+    new_arguments = (optimizer, which, counter, hyperparameters)
+    snapshot, omitted = _import(checkpoint, Rules.of(rules) or SAME, *new_arguments)
+    snapshot.write(out)
     return omitted
 
 
@@ -141,7 +142,7 @@ def compare_converted(
     """
     contents = container.read(path, progress=progress)
     document = contents.document
-    if document.get("kind") != save_restore.KIND:
+    if document.get("kind") != TRAINING:
         return None
     origin, mapping = as_object(document.get("extra")).get(_ORIGIN), Rules.of(rules)
     if isinstance(origin, dict):
@@ -188,16 +189,6 @@ def _rule_result(entry: Any) -> str | tuple[str, str] | None:
             return target, " ".join(("transpose", *map(str, axes)))
         case _:
             return None
-
-
-def _check_convertible(checkpoint: TensorFlowCheckpoint) -> None:
-    """Raise UnsupportedCheckpointError for the checkpoint of a step of `optimize_loss`."""
-    if checkpoint.mixed is not None and checkpoint.mixed.masters:
-        raise UnsupportedCheckpointError(
-            f"{checkpoint.path} has float32 masters, which belong to a step of optimize_loss: make"
-            " it, give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save"
-            " with thalweg.checkpoint.save."
-        )
 
 
 def _import(
@@ -273,41 +264,40 @@ def _omitted_names(
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:
         notes = (f"{class_name}, of which there is no state",)
-    is_converted = {
-        id(tensor): name in destinations for name, tensor in checkpoint.variables.items()
-    }
-    is_converted |= {
-        id(tensor): True for tensor in _carried_averages(checkpoint, destinations).values()
-    }
-    counters = {name for name in checkpoint.counters if name.rpartition("/")[2] == GLOBAL_STEP}
-    counters = (counters or {*checkpoint.counters}) if has_steps else set[str]()
-    is_converted |= {id(tensor): name in counters for name, tensor in checkpoint.counters.items()}
+    variables = checkpoint.variables.items()
+    carried = [tensor for name, tensor in variables if name in destinations]
+    carried += _carried_averages(checkpoint, destinations).values()
+    if has_steps:
+        counters = checkpoint.counters
+        exact = [name for name in counters if name.rpartition("/")[2] == GLOBAL_STEP]
+        carried += [counters[name] for name in exact or counters]
     if detected is not None:
-        is_converted |= _carried_of_optimizer(checkpoint, destinations, detected)
+        carried += _carried_of_optimizer(checkpoint, destinations, detected)
     if checkpoint.mixed is not None:
-        is_converted |= {id(tensor): True for tensor in checkpoint.mixed.averages}
-    names = (name for name, tensor in tensors.items() if not is_converted.get(id(tensor)))
+        carried += checkpoint.mixed.averages
+    carried_ids = set(map(id, carried))
+    names = (name for name, tensor in tensors.items() if id(tensor) not in carried_ids)
     names = (name for name in names if not name.startswith(SAVE_COUNTER))
     return (*names, *checkpoint.texts, *notes)
 
 
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
-) -> dict[int, bool]:
-    """Return {id of tensor: True if it is converted} for the tensors of an optimizer.
+) -> list[StoredTensor]:
+    """Return the tensors of an optimizer that are converted.
 
-    All scalars are True, because the new optimizer's arguments include or imply the scalars.
+    All scalars are, because the new optimizer's arguments include or imply the scalars.
     """
-    source = checkpoint.source
+    source, slots = checkpoint.source, detected.slots
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
-    is_converted = {id(tensor): True for tensor in detected.loss_scale.values()}
+    carried = [*detected.loss_scale.values(), *detected.scalars.values()]
     prefix = {"object": f"{detected.name}/", "saver": None}.get(checkpoint.kind, "")
     if prefix is not None:
-        is_converted |= {id(tensors[name]): True for name in tensors if name.startswith(prefix)}
-    is_converted |= {id(tensor): True for tensor in detected.scalars.values()}
-    for name, slots in detected.slots.items():
-        is_converted |= {id(tensor): name in destinations for tensor in slots.values()}
-    return is_converted
+        carried += [tensors[name] for name in tensors if name.startswith(prefix)]
+    carried += [slot for name in slots if name in destinations for slot in slots[name].values()]
+    # The prefix is also that of slots of omitted variables.
+    omitted = {id(x) for name in slots if name not in destinations for x in slots[name].values()}
+    return [tensor for tensor in carried if id(tensor) not in omitted]
 
 
 def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
@@ -317,7 +307,12 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
         CheckpointMismatchError: No rule matches a variable, or the variable's axes do not fit.
         UnsupportedCheckpointError: The file has float32 masters.
     """
-    _check_convertible(checkpoint)
+    if checkpoint.mixed is not None and checkpoint.mixed.masters:
+        raise UnsupportedCheckpointError(
+            f"{checkpoint.path} has float32 masters, which belong to a step of optimize_loss: make"
+            " it, give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save"
+            " with thalweg.checkpoint.save."
+        )
     destinations: dict[str, Place] = {}
     missing: list[str] = []
     for name, tensor in checkpoint.variables.items():
@@ -329,8 +324,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
             missing.append(f"no rule that fits is for {name!r}{advice}")
         elif destination.target is not None:
             destinations[name] = destination
-    if missing:
-        raise state.mismatch(missing, checkpoint.path, "Nothing was written.")
+    state.raise_mismatch(missing, checkpoint.path, "Nothing was written.")
     return destinations
 
 

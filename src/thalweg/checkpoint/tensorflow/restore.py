@@ -29,24 +29,7 @@ from thalweg.checkpoint.tensorflow.detection.slot_families import (
     base_class_name,
     keras_class,
 )
-from thalweg.checkpoint.tensorflow.importers.loadings import (
-    inner_of,
-    is_training,
-    loading_keras,
-    loading_training,
-    loading_v1,
-    with_averages,
-    with_moving_averages,
-    without_momentum,
-)
-from thalweg.checkpoint.tensorflow.importers.optimizer_factory import (
-    check_lost,
-    check_options,
-    class_of,
-    families_of,
-    family_of,
-    make_wrapped,
-)
+from thalweg.checkpoint.tensorflow.importers import loadings, optimizer_factory
 from thalweg.checkpoint.tensorflow.load import load
 from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors, TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
@@ -115,13 +98,13 @@ def restore(
         scale = _prepare_loss_scale(detected, hyperparameters)
         opt = _make_optimizer(contents, detected, optimizer, global_step, hyperparameters)
         with writable(), ExitStack() as exit_stack:
-            loadings = [_prepare_values(mapped, detected, global_step), scale]
+            writes = [_prepare_values(mapped, detected, global_step), scale]
             if optimizer is False:
                 pass
-            elif detected is not None or is_training(opt):
+            elif detected is not None or loadings.is_training(opt):
                 loading = _prepare_optimizer(opt, mapped, detected, is_new=opt is not optimizer)
-                loadings.insert(0, exit_stack.enter_context(loading))
-            state.restore(*loadings)
+                writes.insert(0, exit_stack.enter_context(loading))
+            state.restore(*writes)
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"{contents.path}: {error}") from error
     return opt
@@ -152,9 +135,8 @@ def _prepare_values(
         pairs.append(
             (Entry(GLOBAL_STEP, global_step), _step_count(mapped.file, detected, global_step))
         )
-    differences = [entry.difference(tensor) for entry, tensor in pairs]
-    if any(differences):
-        raise state.mismatch([line for line in differences if line])
+    problems = [line for entry, tensor in pairs if (line := entry.difference(tensor))]
+    state.raise_mismatch(problems)
     return state.Loading(pairs)
 
 
@@ -169,14 +151,13 @@ def _sort_for_optimizer(
     Only two kinds of files are sorted anew: files of a `tf.train.Saver` if `optimizer` is of
     `thalweg.v1`, and Keras files without a Keras class or with unassigned slots.
     """
-    inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
+    inner, is_class = loadings.inner_of(optimizer), inspect.isclass(optimizer)
+    cls = cast(type[Any], optimizer if is_class else inner.__class__)
     if isinstance(checkpoint.source, KerasFile):
-        cls = cast(type[Any], optimizer if is_class else inner.__class__)
         if keras_class(checkpoint.source.class_name) is None and issubclass(cls, KerasOptimizer):
             config = dict(arguments) if is_class else inner.get_config()
             return sorted_file(checkpoint.path, checkpoint.source, base_class_name(cls), config)
         return checkpoint
-    cls = cast(type[Any], optimizer if is_class else inner.__class__)
     if checkpoint.graph is not None and issubclass(cls, KerasOptimizer):
         if any(detected.lost for detected in checkpoint.optimizers):
             return sorted_objects(
@@ -185,10 +166,12 @@ def _sort_for_optimizer(
         return checkpoint
     families: list[Family] = []
     if checkpoint.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
-        families = families_of(optimizer, arguments) or [Family(optimizer.__name__, "", ())]
+        families = optimizer_factory.families_of(optimizer, arguments) or [
+            Family(optimizer.__name__, "", ())
+        ]
     elif checkpoint.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
         name = next(name for name in targets.tensors if name in targets.trained)
-        families = [family_of(inner, targets.tensors[name])]
+        families = [optimizer_factory.family_of(inner, targets.tensors[name])]
     return sorted_names(checkpoint.path, checkpoint.source, families) if families else checkpoint
 
 
@@ -207,8 +190,8 @@ def _find_optimizer(
                 f"{checkpoint.path} has {len(candidates)} optimizers, none of number {index}."
             )
         return candidates[index]
-    if len(candidates) > 1 and isinstance(inner_of(optimizer), V1Optimizer):
-        name = inner_of(optimizer).get_name()
+    if len(candidates) > 1 and isinstance(loadings.inner_of(optimizer), V1Optimizer):
+        name = loadings.inner_of(optimizer).get_name()
         named = tuple(candidate for candidate in candidates if candidate.name == name)
         candidates = named or candidates
     if len(candidates) > 1:
@@ -241,15 +224,9 @@ def _prepare_loss_scale(
         )
     if detected is None or not detected.loss_scale:
         raise state.mismatch(["there is no loss scale around the optimizer"])
-    values = _loss_scale_values(detected)
     weights: dict[str, Any] = cast(Any, scale)._weights
     entries = [Entry(f"loss_scale/{name}", weights[name]) for name in weights]
-    missing = [f"{entry.name!r} is missing" for entry in entries if entry.name not in values]
-    pairs = [(entry, values[entry.name]) for entry in entries if entry.name in values]
-    differences = [entry.difference(tensor) for entry, tensor in pairs]
-    if missing or any(differences):
-        raise state.mismatch([*missing, *filter(None, differences)])
-    return state.Loading(pairs)
+    return state.fitting(entries, _loss_scale_values(detected), "")
 
 
 def _loss_scale_values(detected: FoundOptimizer) -> dict[str, Tensor]:
@@ -296,18 +273,18 @@ def _make_optimizer(
             _require_optimizer(checkpoint)
         return None
     if optimizer is not None and detected is not None:
-        check_lost(detected)
+        optimizer_factory.check_lost(detected)
     cls: Any = optimizer
     if optimizer is None and detected is not None:
-        cls = class_of(detected, checkpoint.path)
+        cls = optimizer_factory.class_of(detected, checkpoint.path)
     if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
         if detected is not None:
-            check_options(detected, checkpoint.path)
+            optimizer_factory.check_options(detected, checkpoint.path)
         constructor_arguments = dict(arguments)
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
             constructor_arguments[GLOBAL_STEP] = global_step
-        return make_wrapped(cls, detected, constructor_arguments, checkpoint)
-    if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer)):
+        return optimizer_factory.make_wrapped(cls, detected, constructor_arguments, checkpoint)
+    if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or loadings.is_training(optimizer)):
         raise InvalidTypeError(
             "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a"
             f" step of optimize_loss, not {show_value(optimizer)}."
@@ -348,20 +325,20 @@ def _prepare_optimizer(
         CheckpointMismatchError: The state in the file does not fit `opt`.
     """
     slots = mapped.slots(detected)
-    if isinstance(inner_of(opt), NovoGrad):
-        slots = with_averages(slots, mapped.file)
+    if isinstance(loadings.inner_of(opt), NovoGrad):
+        slots = loadings.with_averages(slots, mapped.file)
     stored = {} if detected is None else detected.scalars
     scalars = {name: scalar.tensor() for name, scalar in stored.items()}
-    if is_training(opt):
-        return loading_training(opt, mapped, slots, scalars)
+    if loadings.is_training(opt):
+        return loadings.loading_training(opt, mapped, slots, scalars)
     if isinstance(opt, MixedPrecisionLossScaleOptimizer) and detected is not None:
         scalars |= _loss_scale_values(detected)
     if isinstance(opt, V1Optimizer):
-        return loading_v1(opt, with_moving_averages(opt, slots, mapped), scalars)
+        return loadings.loading_v1(opt, loadings.with_moving_averages(opt, slots, mapped), scalars)
     is_zero = detected is not None and detected.hyperparameters.get("momentum") == 0
     # The constructor of a new optimizer requires the momentum, if the file does not have it.
     has_momentum = is_zero or (is_new and detected is not None and detected.family is not None)
     if has_momentum and getattr(opt, "_momentum", None) is False:
-        slots = without_momentum(slots)
+        slots = loadings.without_momentum(slots)
     arguments = {} if is_new or detected is None else detected.hyperparameters
-    return loading_keras(opt, slots, scalars, arguments)
+    return loadings.loading_keras(opt, slots, scalars, arguments)

@@ -135,8 +135,7 @@ def _check_surplus(
         for key, entry in parameter.state.items()
         if key not in expected and entry is not None
     ]
-    if problems:
-        raise state.mismatch(problems, subject)
+    state.raise_mismatch(problems, subject)
 
 
 def _counted_steps(
@@ -162,16 +161,14 @@ def _counted_steps(
         # A count of 0 belongs to a state that torch made without a gradient.
         elif step_count:
             counts[key] = int(step_count)
-    if problems:
-        raise state.mismatch(problems, subject)
+    state.raise_mismatch(problems, subject)
     first, steps = next(iter(counts.items()), ("", 0))
     mismatches = [
         f"'{key}' has taken {count} steps, '{first}' {steps}"
         for key, count in counts.items()
         if count != steps
     ]
-    if mismatches:
-        raise state.mismatch(mismatches, subject, _ONE_COUNTER)
+    state.raise_mismatch(mismatches, subject, _ONE_COUNTER)
     return steps
 
 
@@ -200,8 +197,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
         for key, other in products.items()
         if other != product
     ]
-    if problems:
-        raise state.mismatch(sorted(problems), subject)
+    state.raise_mismatch(sorted(problems), subject)
     return list(products.values())
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg._core.grads_and_vars import check_variables, distinct, flatten
-from thalweg._core.state import flaw, kept, mismatch, shown
+from thalweg._core.param_groups import params_of
+from thalweg._core.state import flaw, kept, mismatch, raise_mismatch, shown
 from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.torch_optim.counterparts import NAMES, family_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -84,8 +85,7 @@ def read(state_or_optimizer: Any) -> TorchState:
         problems.append("parameters and their names are not the same number, or come twice")
     if any(number_option(group, "lr") is None for group in groups):
         problems.append("a group has no number for its 'lr'")
-    if problems:
-        raise mismatch(problems, _title_of(family))
+    raise_mismatch(problems, _title_of(family))
     are_named = all(isinstance(name, str) for name in names)
     parameters = [
         Parameter(name if are_named else None, group, states.get(key, {}))
@@ -105,8 +105,7 @@ def _states_and_groups(state_dict: Mapping[object, object]) -> tuple[dict[Any, A
     group_list = cast("list[Any]", groups) if isinstance(groups, list) else []
     if not group_list or not all(map(_is_group, group_list)):
         problems.append("'param_groups' is no list of groups with their 'params'")
-    if problems:
-        raise mismatch(problems, "The state of torch.optim")
+    raise_mismatch(problems, "The state of torch.optim")
     return cast("dict[Any, Any]", states), cast("list[Group]", groups)
 
 
@@ -143,25 +142,21 @@ def match_parameters(
             name does not have a variable of its own.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
-    names, tensors = _names_and_variables(
-        _parameters_of(state_or_optimizer) if variables is None else variables
-    )
-    indices = _parameter_indices(state_or_optimizer)
+    params: list[Tensor] = []
+    if isinstance(state_or_optimizer, torch.optim.Optimizer):
+        params = params_of(state_or_optimizer.param_groups)
+    elif variables is None:
+        raise InvalidArgumentError(
+            "Give the variables, in the order of torch's parameters or by their names."
+        )
+    names, tensors = _names_and_variables(params if variables is None else variables)
+    indices = {id(param): index for index, param in enumerate(params)}
     if names is None and any(id(var) in indices for var in tensors):
         return _match_by_identity(torch_state, indices, tensors)
     names = _names_of(tensors) if names is None else names
     if names is None or any(parameter.name is None for parameter in torch_state.parameters):
         return _match_by_order(torch_state, tensors)
     return _match_by_name(torch_state, names, tensors)
-
-
-def _parameters_of(optimizer: Any) -> list[Tensor]:
-    """Return the parameters of a torch optimizer; raise InvalidArgumentError for other objects."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(
-            "Give the variables, in the order of torch's parameters or by their names."
-        )
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
@@ -217,8 +212,7 @@ def _match_by_name(
     parameters = dict(zip(saved_names, torch_state.parameters, strict=True))
     problems = [f"'{name}' is none of its parameters" for name in names if name not in parameters]
     problems += [f"'{name}' belongs to nothing here" for name in saved_names if name not in names]
-    if problems:
-        raise mismatch(problems, _title_of(torch_state.family))
+    raise_mismatch(problems, _title_of(torch_state.family))
     return [(parameters[name], var) for name, var in zip(names, tensors, strict=True)]
 
 
@@ -236,16 +230,8 @@ def _match_by_identity(
     problems += [
         f"its parameter {index} is not given" for key, index in indices.items() if key not in ids
     ]
-    if problems:
-        raise mismatch(problems, _title_of(torch_state.family))
+    raise_mismatch(problems, _title_of(torch_state.family))
     return [(torch_state.parameters[indices[id(var)]], var) for var in tensors]
-
-
-def _parameter_indices(state_or_optimizer: object) -> dict[int, int]:
-    """Return the index of each parameter of an optimizer by `id`."""
-    if not isinstance(state_or_optimizer, torch.optim.Optimizer):
-        return {}
-    return {id(param): index for index, param in enumerate(_parameters_of(state_or_optimizer))}
 
 
 def as_number(entry: Any) -> float | None:

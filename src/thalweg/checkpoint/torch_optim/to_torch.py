@@ -106,14 +106,11 @@ def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
     saved = optimizer.state_dict()["slots"]
     all_variables = distinct([*optimizer._owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
-    aliases = dict(
-        zip(map(id, all_variables), zip(names, state.keys_of(all_variables)), strict=True)
-    )
-    slots: Slots = []
-    for var in variables:
-        empty: dict[str, Any] = {}
-        slots.append(next((saved[name] for name in aliases[id(var)] if name in saved), empty))
-    return slots
+    slots = {
+        id(var): saved.get(name, saved.get(key, {}))
+        for var, name, key in zip(all_variables, names, state.keys_of(all_variables), strict=True)
+    }
+    return [slots[id(var)] for var in variables]
 
 
 def _slot_initial(optimizer: Any, name: str) -> float:

@@ -224,18 +224,14 @@ def _list_splits(
     The list of the rate is empty if Keras saved a schedule. In a `.weights.h5` file, a first scalar
     may be a rate or a slot. Then the result has two pairs, the likelier first.
     """
-    rate, values = arrays[:1], arrays[1:]
+    splits = [(arrays[:1], arrays[1:]), (arrays[:0], arrays)]
     # An array that is not a scalar is a slot.
-    if any(array.shape for array in rate):
-        rate, values = [], arrays
-    if not rate:
-        return [(rate, values)]
-    with_rate, without_rate = (rate, values), (rate[:0], arrays)
-    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
+    if not arrays or arrays[0].shape:
+        return splits[1:]
+    if isinstance((file.config or {}).get("learning_rate"), Mapping):
+        splits.reverse()
     # Formats other than `.weights.h5` contain the configuration.
-    if file.kind != "weights.h5":
-        return [without_rate] if has_schedule else [with_rate]
-    return [without_rate, with_rate] if has_schedule else [with_rate, without_rate]
+    return splits if file.kind == "weights.h5" else splits[:1]
 
 
 def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
@@ -305,18 +301,11 @@ def _assign_arrays(
     if trained is None:
         return None
     slots: Slots = {name: {} for name in trained}
-    remaining = iter(values)
-    for group in groups:
-        for name in trained:
-            for kind in group:
-                slots[name][kind] = next(remaining)
-    shapes_match = all(
-        array.shape == file.variables[name].shape
-        for name, by_kind in slots.items()
-        for array in by_kind.values()
-    )
-    if not shapes_match:
-        return None
+    locations = [(name, kind) for group in groups for name in trained for kind in group]
+    for (name, kind), array in zip(locations, values, strict=True):
+        if array.shape != file.variables[name].shape:
+            return None
+        slots[name][kind] = array
     return {name: {kind: by_kind[kind] for kind in family.slots} for name, by_kind in slots.items()}
 
 

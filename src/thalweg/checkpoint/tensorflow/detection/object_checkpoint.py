@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from thalweg._formats.bundle import Node, ObjectGraph
+from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.beta_powers import with_steps
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
@@ -110,12 +110,6 @@ class _GraphView:
         }
         self.claimed: set[int] = set()
 
-    def _node_at(self, index: int) -> Node:
-        """Return the node number `index`; raise DataLossError if there is none."""
-        if not 0 <= index < len(self._nodes):
-            raise DataLossError(f"{self._path}: the object graph has no node {index}")
-        return self._nodes[index]
-
     def _shortest_paths(self) -> dict[int, str]:
         """Return {node: shortest path from the root} of reachable nodes; fill `self._orders`."""
         paths = {0: ""} if self._nodes else {}
@@ -123,11 +117,12 @@ class _GraphView:
         pending = list(paths)
         for index in pending:
             stems: dict[str, int] = {}
-            for name, child in self._node_at(index).children.items():
+            for name, child in self._nodes[index].children.items():
                 stem, suffix = _numbered_name(name)
                 kind = stems.setdefault(stem, len(stems))
                 if child not in paths:
-                    self._node_at(child)
+                    if not 0 <= child < len(self._nodes):
+                        raise DataLossError(f"{self._path}: the object graph has no node {child}")
                     paths[child] = f"{paths[index]}/{name}".lstrip("/")
                     self._orders[child] = (*self._orders[index], (kind, suffix))
                     pending.append(child)
@@ -147,14 +142,13 @@ class _GraphView:
     def is_counter(self, index: int) -> bool:
         """Return True for an integer scalar that belongs to no layer or optimizer."""
         tensor = self.value(index)
-        name, dtypes = self.name(index), INTEGERS
-        if name == GLOBAL_STEP:
-            dtypes = (*INTEGERS, *FLOATS)
+        name = self.name(index)
+        dtypes = (*INTEGERS, *FLOATS) if name == GLOBAL_STEP else INTEGERS
         return tensor.dtype in dtypes and not tensor.shape and "/" not in name
 
     def full_name(self, index: int) -> str:
         """Return the name that a variable had in the program, without ":0"."""
-        attributes = self._node_at(index).attributes
+        attributes = self._nodes[index].attributes
         names = [saved.full_name for saved in attributes if saved.name == ATTRIBUTE]
         return names[0].removesuffix(":0") if names else ""
 
@@ -193,7 +187,7 @@ class _GraphView:
         """
         scales: dict[int, dict[str, StoredTensor]] = {}
         for index in self._paths:
-            children = self._node_at(index).children
+            children = self._nodes[index].children
             holder, names = index, OF_KERAS_3
             if INNER not in children:
                 holder, names = children.get("loss_scale", index), OF_SCALES
@@ -201,7 +195,7 @@ class _GraphView:
             optimizer_nodes = [node for node in (index, *inner_nodes) if node in optimizers]
             scale_nodes = {
                 names[name]: child
-                for name, child in self._node_at(holder).children.items()
+                for name, child in self._nodes[holder].children.items()
                 if name in names and child in self.keys
             }
             scale = if_valid({name: self.value(child) for name, child in scale_nodes.items()})
@@ -215,7 +209,7 @@ class _GraphView:
 
     def sort_optimizer(self, index: int) -> FoundOptimizer:
         """Return the optimizer of a node; add the nodes of its variables to `self.claimed`."""
-        node = self._node_at(index)
+        node = self._nodes[index]
         if set(MARKS) <= node.children.keys():
             return self._sort_numbered(index)
         slots: dict[str, dict[str, StoredTensor]] = {}
@@ -237,7 +231,7 @@ class _GraphView:
 
     def _sort_numbered(self, index: int) -> FoundOptimizer:
         """Return an optimizer of Keras 2.11 or later; add its variables to `self.claimed`."""
-        node = self._node_at(index)
+        node = self._nodes[index]
         variables = {name: child for name, child in node.children.items() if child in self.keys}
         slots = self._variables_in(node.children["_variables"])
         slots = [node for node in dict.fromkeys(slots) if node not in variables.values()]
@@ -266,7 +260,7 @@ class _GraphView:
 
     def _list_items(self, index: int) -> list[int]:
         """Return the nodes of the elements of a list in order; `index` is the list's node."""
-        children = self._node_at(index).children
+        children = self._nodes[index].children
         return [children[name] for name in sorted(children, key=_numbered_name)]
 
     def _variables_in(self, index: int) -> list[int]:
@@ -342,9 +336,8 @@ def _keras_families(kinds: list[str], scalars: dict[str, StoredTensor]) -> list[
 
 def _has_default_name(family: Family, full_names: set[str], is_keras: bool) -> bool:
     """Return True if variables are named after the default name of this family's class."""
-    if is_keras:
-        return any(full_name.split("/")[0] == family.title for full_name in full_names)
-    return any(full_name.rpartition("/")[2] == family.title for full_name in full_names)
+    index = 0 if is_keras else -1
+    return any(full_name.split("/")[index] == family.title for full_name in full_names)
 
 
 def _with_hyperparameters(detected: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:

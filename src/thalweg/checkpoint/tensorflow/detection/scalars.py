@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor
 from thalweg._core import state
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.variable import dtype_name
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 FLOATS = ("F64", "F32", "F16")

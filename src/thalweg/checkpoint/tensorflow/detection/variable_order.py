@@ -94,9 +94,7 @@ def _order_by_blocks(
         shapes = {name: variable_shapes[name] for name in names}
         is_sure = None not in layer_indices and _is_ordered([locations[name] for name in names])
         block_order = names if is_sure else _order_by_layers(shapes, block_shapes, locations)
-        if block_order is None or [variable_shapes[name] for name in block_order] != list(
-            block_shapes
-        ):
+        if block_order is None or [shapes[name] for name in block_order] != [*block_shapes]:
             return None
         order += block_order
     return order if len(order) == len(slot_shapes) else None
@@ -150,15 +148,11 @@ def _order_by_layers(
 
 def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
     """Return the only increasing indices that select `slot_shapes` from `shapes`, else None."""
-    if len(slot_shapes) > len(shapes):
-        return None
     # The selection is unique if the first and the last possible indices agree.
     leftmost = _find_leftmost_order(shapes, slot_shapes)
-    rightmost = _find_leftmost_order(shapes[::-1], slot_shapes[::-1])
-    if leftmost is None or rightmost is None:
-        return None
-    mirrored = [len(shapes) - 1 - index for index in reversed(rightmost)]
-    return leftmost if leftmost == mirrored else None
+    mirrored = _find_leftmost_order(shapes[::-1], slot_shapes[::-1])
+    rightmost = [len(shapes) - 1 - index for index in reversed(mirrored or ())]
+    return leftmost if leftmost == rightmost else None
 
 
 def _find_leftmost_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
@@ -167,14 +161,12 @@ def _find_leftmost_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) 
     Return None if `slot_shapes` is not a subsequence of `shapes`.
     """
     indices: list[int] = []
-    index = 0
+    remaining = iter(range(len(shapes)))
     for shape in slot_shapes:
-        while index < len(shapes) and shapes[index] != shape:
-            index += 1
-        if index == len(shapes):
+        index = next((index for index in remaining if shapes[index] == shape), None)
+        if index is None:
             return None
         indices.append(index)
-        index += 1
     return indices
 
 
@@ -228,13 +220,12 @@ def owners_of(
         if not group:
             problems[f"no variable of shape {shape} is called {name!r}, as slots are"] = None
         elif matches[-1] is None:
-            text = (
-                f"{max(len(group), occurrence + 1)} variables of shape {shape} are called {name!r}"
+            count = max(len(group), occurrence + 1)
+            problem = (
+                f"{count} variables of shape {shape} are called {name!r}, and nothing says which"
+                " slots belong to which; give them names of their own in TensorFlow and save again"
             )
-            problems[
-                f"{text}, and nothing says which slots belong to which; give them names of their"
-                " own in TensorFlow and save again"
-            ] = None
+            problems[problem] = None
     return matches, list(problems)
 
 

@@ -219,8 +219,7 @@ def loading_v1(
     state_dict = dict(scalars)
     betas = _constant_betas(optimizer)
     problems = describe_contradictions(state_dict, betas)
-    if problems:
-        raise state.mismatch(problems)
+    state.raise_mismatch(problems)
     state_dict |= _implied_powers(state_dict, betas)
     variables = [var for var, _ in slots]
     for key, (_, kinds) in zip(state.keys_of(variables), slots, strict=True):

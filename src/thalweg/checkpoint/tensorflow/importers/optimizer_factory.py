@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -91,12 +91,12 @@ def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Fami
 
     `title`, after which slots are named, is the argument `name`, or the default of this argument.
     """
-    class_names = [base.__name__ for base in cls.__mro__]
-    optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")
+    class_name, *base_names = (base.__name__ for base in cls.__mro__)
+    known_bases = [name for name in base_names if any(family.cls == name for family in V1)]
+    optimizer_name = arguments.get("name") or _default_name(cls)
     return [
         replace(family, title=optimizer_name or family.title)
-        for name in class_names[:1]
-        + [name for name in class_names[1:] if any(family.cls == name for family in V1)][:1]
+        for name in (class_name, *known_bases[:1])
         for family in V1
         if family.cls == name
     ]
@@ -162,7 +162,8 @@ def _needed_arguments(
     cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
     """Yield names of arguments in `accepted` that the file or the user must provide."""
-    yield from _required_arguments(cls)
+    defaults = _constructor_defaults(cls).items()
+    yield from (name for name, default in defaults if default is inspect.Parameter.empty)
     if "learning_rate" in accepted:
         yield "learning_rate"
     if detected is None:
@@ -210,8 +211,7 @@ def check_contradictions(
         for name, file_value in file_arguments.items()
         if name in arguments and _are_different(file_value, arguments[name])
     ]
-    if problems:
-        raise state.mismatch(problems)
+    state.raise_mismatch(problems)
 
 
 def _are_different(first: object, second: object) -> bool:
@@ -228,39 +228,30 @@ def _arguments_in_file(cls: type[object], detected: FoundOptimizer) -> dict[str,
     arguments = dict(detected.hyperparameters)
     if issubclass(cls, keras.Nadam) and "decay" in arguments:
         arguments["schedule_decay"] = arguments.pop("decay")
-    if detected.title and detected.title != _default_arguments(cls).get("name"):
+    if detected.title and detected.title != _default_name(cls):
         arguments["name"] = detected.title
     return arguments
 
 
-def _parameters_of(cls: type[object]) -> Sequence[inspect.Parameter]:
-    """Return the parameters of a constructor, without `self`."""
-    return list(inspect.signature(cls).parameters.values())
+def _constructor_defaults(cls: type[object]) -> dict[str, object]:
+    """Return {argument: default} of a constructor, without `*args` and `**kwargs`.
+
+    The default of a required argument is `inspect.Parameter.empty`.
+    """
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(cls).parameters.items()
+    return {name: p.default for name, p in parameters if p.kind not in kinds}
+
+
+def _default_name(cls: type[object]) -> str | None:
+    """Return the default of a constructor's argument `name`; None if there is no default."""
+    default = _constructor_defaults(cls).get("name")
+    return default if isinstance(default, str) else None
 
 
 def _accepted_arguments(cls: type[object]) -> set[str]:
     """Return the names of arguments that the constructor accepts."""
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    names = {parameter.name for parameter in _parameters_of(cls) if parameter.kind not in kinds}
+    names = {*_constructor_defaults(cls)}
     # Keras optimizers accept these as `**kwargs`, which a signature does not list.
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
     return names | options if issubclass(cls, keras.Optimizer) else names
-
-
-def _required_arguments(cls: type[object]) -> list[str]:
-    """Return the names of arguments without a default."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [
-        parameter.name
-        for parameter in _parameters_of(cls)
-        if parameter.kind in kinds and parameter.default is inspect.Parameter.empty
-    ]
-
-
-def _default_arguments(cls: type[object]) -> dict[str, object]:
-    """Return the defaults of a constructor by name."""
-    return {
-        parameter.name: parameter.default
-        for parameter in _parameters_of(cls)
-        if parameter.default is not inspect.Parameter.empty
-    }

@@ -116,16 +116,10 @@ class MappedTensors:
         destinations, problems = map_variables(
             checkpoint.variables, checkpoint.other_names, targets.tensors, targets.optional, rules
         )
-        if problems:
-            raise state.mismatch(problems)
-        order = {target: index for index, target in enumerate(targets.tensors)}
-        mapped = {
-            name: destination
-            for name, destination in destinations.items()
-            if destination.target is not None
-        }
-        names = sorted(mapped, key=lambda name: order[mapped[name].target or ""])
-        return cls(checkpoint, targets, {name: mapped[name] for name in names})
+        state.raise_mismatch(problems)
+        mapped = {place.target: (name, place) for name, place in destinations.items()}
+        pairs = [mapped[target] for target in targets.tensors if target in mapped]
+        return cls(checkpoint, targets, dict(pairs))
 
     def target(self, name: str) -> Tensor:
         """Return the tensor to which the file's variable `name` is assigned."""
@@ -164,8 +158,7 @@ class MappedTensors:
             for kind in kinds
             if kind not in slots
         ]
-        if missing:
-            raise state.mismatch(missing)
+        state.raise_mismatch(missing)
         return [
             (
                 self.target(name),

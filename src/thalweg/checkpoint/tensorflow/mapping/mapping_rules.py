@@ -266,20 +266,16 @@ def _check_returned(name: str, returned: object) -> Place | None:
         InvalidConfigError: The function returned another type or unknown axes.
     """
     location = f"the rule for {name!r}"
-    if returned is None:
-        return Place(None)
-    if isinstance(returned, str):
-        return Place(returned)
-    if isinstance(returned, tuple):
-        match cast(tuple[Any, ...], returned):
-            case (str() as target, str() as axes):
-                return Place(target, _parse_axes(axes.split(), location))
-            case _:
-                pass
-    raise InvalidConfigError(
-        f"{location} returned {returned!r}: expected the name of a parameter, a pair of it and its"
-        " axes, such as ('layer.weight', 'dense'), or None."
-    )
+    match returned:
+        case None | str():
+            return Place(returned)
+        case (str() as target, str() as axes) if isinstance(returned, tuple):
+            return Place(target, _parse_axes(axes.split(), location))
+        case _:
+            raise InvalidConfigError(
+                f"{location} returned {returned!r}: expected the name of a parameter, a pair of it"
+                " and its axes, such as ('layer.weight', 'dense'), or None."
+            )
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:

@@ -98,13 +98,7 @@ def _describe_problem(
         return ""
     if destination.target not in targets:
         return f"there is no {destination.target!r} for {names[0]!r}"
-    return _describe_mismatch(names, stored_tensor, destination, targets[destination.target])
-
-
-def _describe_mismatch(
-    names: Sequence[str], stored_tensor: StoredTensor, destination: Place, target: Tensor
-) -> str:
-    """Return how a variable's shape or dtype differs from the target's; "" if they are equal."""
+    target = targets[destination.target]
     shape = permute_shape(stored_tensor.shape, destination.axes)
     if shape is None:
         axes = " ".join(map(str, destination.axes or ()))
@@ -114,8 +108,9 @@ def _describe_mismatch(
         return ""
     kind = f"{dtype_name(dtype)} of shape {shape}"
     target_text = f"{dtype_name(target.dtype)} of shape {tuple(target.shape)}"
-    advice = _suggest_rule(names[-1], stored_tensor.shape, destination.target or "", target)
-    advice = "" if destination.axes else advice
+    advice = ""
+    if not destination.axes:
+        advice = _suggest_rule(names[-1], stored_tensor.shape, destination.target, target)
     return f"{names[0]!r} is {kind}, and {destination.target!r} is {target_text}{advice}"
 
 

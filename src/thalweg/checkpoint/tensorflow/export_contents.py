@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,13 +39,11 @@ class ExportContents:
     """
 
     optimizer: Any
-    variables: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
-    slots: dict[str, dict[str, StoredTensor]] = field(
-        default_factory=dict[str, dict[str, StoredTensor]]
-    )
-    scalars: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
-    global_step: StoredTensor | None = None
-    averages: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    variables: dict[str, StoredTensor]
+    slots: dict[str, dict[str, StoredTensor]]
+    scalars: dict[str, StoredTensor]
+    global_step: StoredTensor | None
+    averages: dict[str, StoredTensor]
 
 
 def _copy_averages(
@@ -108,9 +106,7 @@ def copy_contents(
                 }
             else:
                 missing.append(f"the optimizer has slots of {state.keys_of([var])[0]!r}")
-        if missing:
-            outcome = "It is not among the variables. Nothing was written."
-            raise state.mismatch(missing, outcome=outcome)
+        state.raise_mismatch(missing, outcome="It is not among the variables. Nothing was written.")
         ordered_slots = {name: slots[name] for name in variables if name in slots}
         scalars = {} if optimizer is None else _stored_scalars(optimizer)
     step = None if global_step is None else _stored_copy(global_step, None, "global_step")
@@ -162,8 +158,7 @@ def _names_of_targets(
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    if differences:
-        raise state.mismatch(differences, outcome="Nothing was written.")
+    state.raise_mismatch(differences, outcome="Nothing was written.")
     return exported
 
 

@@ -1,1 +1,0 @@
-"""Export of variables and an optimizer in the layouts of TensorFlow."""
