@@ -377,9 +377,9 @@ def _copy_overlapping(
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
         """Return `memory`, or a clone if the step writes to some of its bytes."""
-        first, end = layout.byte_span(memory)
-        if memory.device.type not in layout.BY_ADDRESS or first == end:
+        if memory.device.type not in layout.BY_ADDRESS or not memory.numel():
             return memory
+        first, end = layout.byte_span(memory)
         return memory if layout.lie_apart(first, end - first, bounds) else memory.clone()
 
     disjoint_gradients: list[Gradient] = []
