@@ -97,12 +97,13 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     full_path = os.path.join(directory, name)
     with raise_flaws(full_path):
         state = _map_paths(state, partial(_relative_to, directory))
-    lines: list[str] = []
-    for field_name, kind in _FIELDS.items():
-        entry = getattr(state, field_name)
-        values: list[Any] = entry if type(entry) is list else [] if entry is None else [entry]
-        lines += [f"{field_name}: {quote_text(x) if kind is str else repr(x)}\n" for x in values]
-    content = "".join(lines).encode()
+    lines = [f"model_checkpoint_path: {quote_text(state.model_checkpoint_path)}"]
+    paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
+    lines += [f"all_model_checkpoint_paths: {quote_text(path)}" for path in paths]
+    lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
+    if state.last_preserved_timestamp is not None:
+        lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
+    content = "".join(f"{line}\n" for line in lines).encode()
     atomic_write.replace(full_path, [content], len(content))
 
 

@@ -53,6 +53,10 @@ class BuiltIn(RuleOptimizer):
             **hypers: The other hyperparameters.
         """
         Optimizer.__init__(self, name, **kwargs)
+        self._set_hypers(kwargs, learning_rate, **hypers)
+
+    def _set_hypers(self, kwargs: dict[str, Any], learning_rate: object, **hypers: object) -> None:
+        """Set the decay, the learning rate and `hypers`, in this order; see `__init__`."""
         # `learning_rate` is checked even where `lr` replaces it.
         rate = kwargs.get("lr", check_value("learning_rate", learning_rate))
         hypers = {"decay": self._initial_decay, "learning_rate": rate, **hypers}

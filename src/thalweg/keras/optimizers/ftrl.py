@@ -13,6 +13,7 @@ from thalweg._core.hyperparameters import as_hyper, as_number
 from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.rules.ftrl import FTRL
 from thalweg.rules.ftrl_power import FTRL_POWER
 
@@ -70,8 +71,10 @@ class Ftrl(BuiltIn):
         name: str | None = "Ftrl",
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float = 0.0,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> None:
+        # As in TensorFlow, `kwargs` are checked before the numbers, and hyperparameters after them.
+        Optimizer.__init__(self, name, **kwargs)
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
@@ -85,8 +88,9 @@ class Ftrl(BuiltIn):
         for key, value in values.items():
             if value < 0.0:
                 raise ValueError(f"{key} {value:f} needs to be positive or zero")
-        super().__init__(
-            name,
+        self._initial_accumulator_value = values["initial_accumulator_value"]
+        self._l2_shrinkage_regularization_strength = values["l2_shrinkage_regularization_strength"]
+        self._set_hypers(
             kwargs,
             learning_rate,
             learning_rate_power=learning_rate_power,
@@ -94,8 +98,6 @@ class Ftrl(BuiltIn):
             l2_regularization_strength=l2_regularization_strength,
             beta=beta,
         )
-        self._initial_accumulator_value = values["initial_accumulator_value"]
-        self._l2_shrinkage_regularization_strength = values["l2_shrinkage_regularization_strength"]
 
     def _choose_rule(self) -> Rule:
         """Return the rule of this step: with a root, or with a power."""

@@ -232,7 +232,7 @@ def _make_optimizer(
     replaces the decay in `params`, too.
     """
     params = {} if params is None else params
-    all_params: dict[str, Any] = dict(params)
+    all_params: dict[str, Any] = {**params}
     if isinstance(optimizer, str) and optimizer == "AdamW":
         product = live.times if live is not None else lambda decay: called(decay) * called(rate)
         all_params = scaled_decay(params, product, in_place=as_shipped)

@@ -179,7 +179,13 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Return True if an overridden hook has to be called for each variable."""
-        return any(map(self._has_own_hook, _UPDATES))
+        # A loop, since each planned step calls this: it is three times as fast as `_has_own_hook`.
+        # An attribute of the object may replace a method, too.
+        cls, fields = type(self), vars(self)
+        for hook in _UPDATES:
+            if hook in fields or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
+                return True
+        return False
 
     def _has_own_hook(self, hook: str) -> bool:
         """Return True if a subclass or this object overrides a hook."""

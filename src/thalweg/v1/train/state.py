@@ -223,6 +223,12 @@ class State(TrackableSlots):
         """Return the present graph's optimizer-wide variables by name, sorted."""
         return dict(sorted(self._non_slots_of(graph_of()).items()))
 
+    def _lookup_dependency(self, name: str) -> object:
+        """Return the tracked object or the present graph's optimizer-wide variable of this name."""
+        child = self._tracked.get(name)
+        # A subclass may override `_get_non_slot_variable`, as in TensorFlow.
+        return self._get_non_slot_variable(name, graph=graph_of()) if child is None else child
+
     def _own_entries(self) -> list[Entry]:
         """Return the optimizer-wide variables as entries of a state."""
         return [Entry(name, variable) for (name, _), variable in self._non_slots.items()]

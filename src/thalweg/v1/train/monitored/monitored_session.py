@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,18 +25,26 @@ from thalweg.v1.train.queue_runner import start_queue_runners
 _CALLER = "caller"
 
 
-@dataclass(frozen=True, eq=False)
 class StepContext:
     """Argument of a `step_fn`, which `MonitoredSession.run_step_fn` calls.
 
-    Attributes:
+    Args:
         session: The inner session, whose runs do not call hooks.
-        run_with_hooks: `run_with_hooks(fetches)` runs and calls hooks; it has the arguments of
-            `MonitoredSession.run`.
+        run_with_hooks: `run_with_hooks(fetches)` runs and calls hooks.
     """
 
-    session: Session
-    run_with_hooks: Callable[..., Any]
+    def __init__(self, session: Session, run_with_hooks: Callable[..., object]) -> None:
+        self._session = session
+        self._run_with_hooks = run_with_hooks
+
+    @property
+    def session(self) -> Session:
+        """The session itself, whose runs call no hooks."""
+        return self._session
+
+    def run_with_hooks(self, *args: object, **kwargs: object) -> Any:
+        """Run fetches with hooks, with the arguments of `MonitoredSession.run`."""
+        return self._run_with_hooks(*args, **kwargs)
 
     def request_stop(self) -> None:
         """End the training.

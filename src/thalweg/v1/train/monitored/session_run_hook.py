@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"]
@@ -36,23 +35,37 @@ class SessionRunValues(NamedTuple):
     run_metadata: Any = None
 
 
-@dataclass(eq=False)
 class SessionRunContext:
     """Context of one run of a `MonitoredSession`, for hooks.
 
-    Attributes:
+    Args:
         original_args: The caller's fetches and feeds only, without fetches of hooks.
         session: The session; hooks may call its `run`.
-        stop_requested: True if a hook has requested a stop.
     """
 
-    original_args: SessionRunArgs
-    session: Any
-    stop_requested: bool = field(default=False, init=False)
+    def __init__(self, original_args: SessionRunArgs, session: object) -> None:
+        self._original_args = original_args
+        self._session = session
+        self._stop_requested = False
+
+    @property
+    def original_args(self) -> SessionRunArgs:
+        """Fetches and feeds of the caller, without those of hooks."""
+        return self._original_args
+
+    @property
+    def session(self) -> Any:
+        """The session of the run."""
+        return self._session
+
+    @property
+    def stop_requested(self) -> bool:
+        """True if a hook has requested a stop."""
+        return self._stop_requested
 
     def request_stop(self) -> None:
         """Let `should_stop` of the `MonitoredSession` be true after this run."""
-        self.stop_requested = True
+        self._stop_requested = True
 
 
 class SessionRunHook:
