@@ -221,8 +221,7 @@ def _convert_to_array(flat: Tensor) -> Array:
 
 def _convert_to_tensor(values: Array) -> Tensor:
     """Return an array or number of NumPy as a CPU tensor; return tensors unchanged."""
-    # The default device of torch may be another one.
-    return values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
 
 
 def _counts_of(raw: Array, tiny: float) -> Measurements:
