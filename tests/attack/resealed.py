@@ -14,7 +14,6 @@ import json
 import random
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,13 +166,13 @@ def _graph(graph: ObjectGraph, dice: Dice) -> ObjectGraph:
         attribute = node.attributes[0]
         field = dice.choice(["name", "full_name", "key"])
         value = dice.choice([*NAMES, *(attribute.key for n in nodes for attribute in n.attributes)])
-        attributes = dice.choice([(), (replace(attribute, **{field: value}),), (attribute,) * 2])
-        nodes[index] = replace(node, attributes=attributes)
+        attributes = dice.choice([(), (attribute._replace(**{field: value}),), (attribute,) * 2])
+        nodes[index] = node._replace(attributes=attributes)
     elif node.slots and dice.random() < 0.5:
         slots, place = list(node.slots), dice.randrange(len(node.slots))
         change = dice.choice([{"original": number}, {"slot": number}, {"name": dice.choice(NAMES)}])
-        slots[place] = replace(slots[place], **change)
-        nodes[index] = replace(node, slots=tuple(slots))
+        slots[place] = slots[place]._replace(**change)
+        nodes[index] = node._replace(slots=tuple(slots))
     else:
         children = dict(node.children)
         name = dice.choice(list(children))
@@ -186,7 +185,7 @@ def _graph(graph: ObjectGraph, dice: Dice) -> ObjectGraph:
             children[dice.choice(LINKS)] = children.pop(name)
         else:
             children[dice.choice(LINKS)] = dice.choice([number, children[name]])
-        nodes[index] = replace(node, children=children)
+        nodes[index] = node._replace(children=children)
     return ObjectGraph(tuple(nodes))
 
 

@@ -779,7 +779,7 @@ def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
         ("ftrl", ["shrink", "thresholded", "clipped"]),
         ("nadam", ["schedule"]),
         ("lars", ["per_variable", "scaled"]),
-        ("optim:LAMB", ["step_squares", "per_variable", "_step"]),
+        ("optim:LAMB", ["step_squares", "per_variable", "decayed"]),
         ("helped.py:HELPED", ["inner", "helper"]),
     ],
 )

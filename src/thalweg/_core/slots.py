@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +73,7 @@ class SlotStore:
         self._slots: dict[int, dict[str, Variable]] = {}
         # Keys are ids of tensors. A reference to the tensor keeps its id from being reused.
         self._owners: dict[int, Tensor] = {}
+        self._names: list[str] = []
         self._moves = Moves()
         self.parts: SlotShards | None = None
         # The names of sharded slots.
@@ -119,8 +120,9 @@ class SlotStore:
                 slot.moves.handed.add(id(slot))
 
     def names(self) -> list[str]:
-        """Return the names of slots, in the order of the variables and of their slots."""
-        return list(dict.fromkeys(chain.from_iterable(self._settled().values())))
+        """Return the names of slots, in the order of their first creation."""
+        self._settled()
+        return list(self._names)
 
     def triples(self) -> Iterator[tuple[Tensor, str, Variable]]:
         """Yield (variable, slot name, slot) for each slot, variable by variable."""
@@ -139,6 +141,8 @@ class SlotStore:
         var = handle_of(var)
         self._owners.setdefault(id(var), var)
         self._slots.setdefault(id(var), {})[name] = slot
+        if name not in self._names:
+            self._names.append(name)
         return slot
 
     def key(self, var: object) -> Any:
@@ -152,8 +156,12 @@ class SlotStore:
         """
         key = id(handle_of(var))
         slots = self._settled().get(key, {})
-        if slots.pop(name, None) is not None and not slots:
+        if slots.pop(name, None) is None:
+            return
+        if not slots:
             del self._slots[key], self._owners[key]
+        if not any(name in slots_by_name for slots_by_name in self._slots.values()):
+            self._names.remove(name)
 
     def make(
         self,
@@ -286,7 +294,7 @@ class SlotStore:
         new_store.parts, new_store._in_parts = self.parts, set(self._in_parts)
         new_store._checkpoint = self._checkpoint
         new_store._slots = {key: dict(slots) for key, slots in self._settled().items()}
-        new_store._owners = dict(self._owners)
+        new_store._owners, new_store._names = dict(self._owners), list(self._names)
         return new_store
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:

@@ -219,6 +219,11 @@ def _convert_to_array(flat: Tensor) -> Array:
     return numpy_copy(source)
 
 
+def _convert_to_tensor(values: Array) -> Tensor:
+    """Return an array or number of NumPy as a CPU tensor; return tensors unchanged."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+
+
 def _counts_of(raw: Array, tiny: float) -> Measurements:
     """Return how many numbers of a gradient are zero, denormal, or not finite."""
     finite = torch.isfinite(raw) if isinstance(raw, Tensor) else np.isfinite(raw)
@@ -257,7 +262,7 @@ def _merge_spans(spans: Sequence[Measurements]) -> dict[str, Tensor]:
     """Merge the measurements of all spans of a variable into measurements of the variable."""
     measurements: dict[str, Tensor] = {}
     for name in spans[0] if spans else ():
-        values = [torch.as_tensor(span[name]) for span in spans]
+        values = list(map(_convert_to_tensor, (span[name] for span in spans)))
         if name in PRODUCTS:
             measurements[name] = torch.cat(values)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -371,16 +372,21 @@ def _copy_overlapping(
     """Return the gradients; clone those whose memory the step writes."""
     targets = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     targets += [copy for copy in copies if copy is not None]
-    bounds = layout.merge_byte_spans(
-        [tensor for tensor in targets if tensor.device.type in layout.BY_ADDRESS]
+    spans = sorted(
+        layout.byte_span(tensor) for tensor in targets if tensor.device.type in layout.BY_ADDRESS
     )
+    # `layout.lie_apart` would clone memory at address 0, which another thread has just cut.
+    starts = np.array([start for start, _ in spans], np.int64)
+    ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
         """Return `memory`, or a clone if the step writes to some of its bytes."""
-        first, end = layout.byte_span(memory)
-        if memory.device.type not in layout.BY_ADDRESS or first == end:
+        if memory.device.type not in layout.BY_ADDRESS:
             return memory
-        return memory if layout.lie_apart(first, end - first, bounds) else memory.clone()
+        start, end = layout.byte_span(memory)
+        # Ranges that begin before the memory ends; it overlaps if one ends after it begins.
+        count = int(np.searchsorted(starts, end, side="left"))
+        return memory if not count or ends[count - 1] <= start else memory.clone()
 
     disjoint_gradients: list[Gradient] = []
     for grad in gradients:

@@ -16,12 +16,17 @@ from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Formula, Rule
 
 
-@lru_cache(1024)
-def read_parameter_names(function: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def read_parameter_names(function: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return names of a function's parameters: a tuple without, and a tuple with a default."""
     parameters = inspect.signature(function).parameters.values()
     required = tuple(param.name for param in parameters if param.default is param.empty)
     return required, tuple(param.name for param in parameters if param.default is not param.empty)
+
+
+@lru_cache(1024)
+def parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the result of `read_parameter_names` for a hashable function; cached."""
+    return read_parameter_names(formula)
 
 
 def bind_arguments(
@@ -36,7 +41,7 @@ def bind_arguments(
     Raises:
         RuleError: A parameter without a default has no scalar.
     """
-    required, optional = read_parameter_names(function or getattr(rule, role))
+    required, optional = parameter_names(function or getattr(rule, role))
     try:
         arguments = {name: scalars[name] for name in required}
     except KeyError:

@@ -60,6 +60,11 @@ _ADVICE: dict[type[ast.AST], str] = {
 }
 
 
+# A helper, and the indices of its results that are assigned to `_`.
+_HelperKey = tuple[types.FunctionType, frozenset[int]]
+_NONE_DROPPED = frozenset[int]()
+
+
 def _advice_for(syntax: ast.AST) -> str:
     """Return the end of an error message: advice about unsupported syntax, or ""."""
     if isinstance(syntax, ast.IfExp):
@@ -211,7 +216,7 @@ class FormulaRewriter(ast.NodeTransformer):
             if not isinstance(function, types.FunctionType):
                 raise self.call_error(node, node.func.id)
             call = self.write_helper(node, function)
-            count = len(self.helpers.conditions[function])
+            count = len(self.helpers.conditions[function, _NONE_DROPPED])
             if count > 1:
                 names = ", ".join("abcdefgh"[:count])
                 problem = f"`{node.func.id}` returns {count} values: write `{names} = {{}}` before."
@@ -225,11 +230,16 @@ class FormulaRewriter(ast.NodeTransformer):
             return self.write_call(node, name, args)
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
-    def write_helper(self, node: ast.Call, helper: types.FunctionType) -> ast.expr:
-        """Return a call of the generated function that computes the results of a helper."""
-        name = self.helpers.name_helper(helper)
+    def write_helper(
+        self, node: ast.Call, helper: types.FunctionType, dropped: frozenset[int] = _NONE_DROPPED
+    ) -> ast.expr:
+        """Return a call of the generated function that computes the results of a helper.
+
+        Results with an index in `dropped` are not computed.
+        """
+        name = self.helpers.name_helper(helper, dropped)
         self.check_count(node, helper.__code__.co_argcount)
-        kinds = self.helpers.parameters[helper]
+        kinds = self.helpers.parameters[helper, dropped]
         accepted = [
             self.visit(arg) if kind is None else self.as_kind(arg, kind)
             for arg, kind in zip(node.args, kinds, strict=True)
@@ -294,8 +304,8 @@ class FormulaRewriter(ast.NodeTransformer):
             function = self.outer.get(expression.func.id)
             if _BY_FUNCTION.get(id(function)) == "where" and len(expression.args) == 3:
                 return self.is_condition(expression.args[1])
-            if isinstance(function, types.FunctionType) and function in self.helpers.conditions:
-                return self.helpers.conditions[function][0]
+            if isinstance(function, types.FunctionType):
+                return self.helpers.conditions.get((function, _NONE_DROPPED), [False])[0]
         return False
 
     def as_kind(self, expression: ast.expr, is_condition: bool) -> ast.expr:
@@ -349,7 +359,9 @@ class FormulaRewriter(ast.NodeTransformer):
             raise self.error_at(
                 assignment, "assign one name at a time, or what a helper function returns."
             )
-        value, conditions = self.write_helper(call, helper), self.helpers.conditions[helper]
+        dropped = frozenset(index for index, name in enumerate(names) if name == "_")
+        value = self.write_helper(call, helper, dropped)
+        conditions = self.helpers.conditions[helper, dropped]
         count = len(conditions)
         if count != len(names):
             raise self.error_at(
@@ -358,9 +370,10 @@ class FormulaRewriter(ast.NodeTransformer):
         for name, is_condition in zip(names, conditions, strict=True):
             if name != "_":
                 self.record_local(assignment, name, is_condition)
-        stores = [self.visit(element) for element in target.elts]
-        store = ast.copy_location(ast.Tuple(stores, ast.Store()), target)
-        return ast.copy_location(ast.Assign([store if count > 1 else stores[0]], value), assignment)
+        stores = [self.visit(x) for index, x in enumerate(target.elts) if index not in dropped]
+        store = stores[0] if len(stores) == 1 else ast.Tuple(stores, ast.Store())
+        store = ast.copy_location(store, target)
+        return ast.copy_location(ast.Assign([store], value), assignment)
 
     def record_local(self, assignment: ast.Assign, name: str, is_condition: bool | None) -> None:
         """Record the kind of an assigned name; raise RuleError if the name has the other kind."""
@@ -405,53 +418,59 @@ class HelperFunctions:
     """Definitions of a formula's helper functions, callees first.
 
     Attributes:
-        definitions: The definitions; a helper with several results returns a tuple.
-        conditions, parameters: For each helper and each of its results, or parameters, True for a
-            condition, False for a number, None for either.
+        definitions: The definitions; a helper with several results returns a tuple. A helper has a
+            definition for each set of dropped results, because these set no conditions.
+        conditions, parameters: For each helper and set of dropped results, and each of its results,
+            or parameters, True for a condition, False for a number, None for either.
     """
 
     def __init__(self) -> None:
-        self._names: dict[types.FunctionType, str] = {}
+        self._names: dict[_HelperKey, str] = {}
         self._open: set[types.FunctionType] = set()
         self.definitions: list[ast.FunctionDef] = []
-        self.conditions: dict[types.FunctionType, list[bool | None]] = {}
-        self.parameters: dict[types.FunctionType, list[bool | None]] = {}
+        self.conditions: dict[_HelperKey, list[bool | None]] = {}
+        self.parameters: dict[_HelperKey, list[bool | None]] = {}
 
-    def name_helper(self, helper: types.FunctionType) -> str:
+    def name_helper(self, helper: types.FunctionType, dropped: frozenset[int]) -> str:
         """Return the name of a helper's definition, without `FUNCTION_PREFIX`.
 
-        The first call for a helper appends the definition to `definitions`.
+        The first call for a helper and dropped results appends the definition to `definitions`.
 
         Raises:
             RuleError: The helper calls itself, or cannot be rewritten.
         """
         if helper in self._open:
             raise RuleError(f"{place_of(helper)} calls itself, which a formula cannot.")
-        if helper not in self._names:
-            self._names[helper] = f"{HELPER_PREFIX}{len(self._names)}_{helper.__name__}"
+        key = helper, dropped
+        if key not in self._names:
+            self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{helper.__name__}"
             self._open.add(helper)
-            self.definitions.append(self._write_definition(helper))
+            self.definitions.append(self._write_definition(helper, dropped))
             self._open.remove(helper)
-        return self._names[helper]
+        return self._names[key]
 
-    def _write_definition(self, helper: types.FunctionType) -> ast.FunctionDef:
+    def _write_definition(
+        self, helper: types.FunctionType, dropped: frozenset[int]
+    ) -> ast.FunctionDef:
         """Return the definition of a helper; set its entries of `conditions` and `parameters`."""
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, returned = writer.write_body(node)
         results = returned.elts if isinstance(returned, ast.Tuple) else [returned]
-        values = [writer.as_kind(x, bool(writer.is_condition(x))) for x in results]
+        kept = [x for index, x in enumerate(results) if index not in dropped]
+        values = [writer.as_kind(x, bool(writer.is_condition(x))) for x in kept]
         value = values[0] if len(values) == 1 else ast.Tuple(values, ast.Load())
         statement = ast.copy_location(ast.Return(ast.copy_location(value, returned)), returned)
         if writer.moves:
             raise writer.error_at(node, "`moved` is for the formula itself, not for its helpers.")
         if node.args.kwonlyargs:
             raise writer.error_at(node, "a helper function takes its parameters by position.")
-        self.conditions[helper] = list(map(writer.is_condition, results))
+        key = helper, dropped
+        self.conditions[key] = list(map(writer.is_condition, results))
         arguments = [*node.args.posonlyargs, *node.args.args]
-        self.parameters[helper] = [writer.conditions.get(arg.arg) for arg in arguments]
+        self.parameters[key] = [writer.conditions.get(arg.arg) for arg in arguments]
         definition = ast.FunctionDef(
-            name=FUNCTION_PREFIX + self._names[helper],
+            name=FUNCTION_PREFIX + self._names[key],
             args=ast.arguments(
                 [], [ast.arg(LOCAL_PREFIX + arg.arg) for arg in arguments], None, [], [], None, []
             ),

@@ -260,23 +260,24 @@ def creation_node(
     return add_tensor(get_default_graph(), name, create_tensor, (sizes,), output)
 
 
-def _filled(function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str) -> Any:
-    """Return a tensor of `function`, which is torch.zeros or torch.ones; see `creation_node`."""
-
-    def fill(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
-        return function(size, dtype=kind, device=torch.get_default_device())
-
-    return creation_node(fill, shape, dtype, name)
-
-
 def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
     """Return a tensor of zeros."""
-    return _filled(torch.zeros, shape, dtype, name or "zeros")
+    return creation_node(
+        lambda size, kind: torch.zeros(size, dtype=kind, device=torch.get_default_device()),
+        shape,
+        dtype,
+        name or "zeros",
+    )
 
 
 def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
     """Return a tensor of ones."""
-    return _filled(torch.ones, shape, dtype, name or "ones")
+    return creation_node(
+        lambda size, kind: torch.ones(size, dtype=kind, device=torch.get_default_device()),
+        shape,
+        dtype,
+        name or "ones",
+    )
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:

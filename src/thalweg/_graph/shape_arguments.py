@@ -85,10 +85,10 @@ class _Trial(dict[SymbolicTensor, Any]):
 
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
         """Compute and store a tensor's value; raise InvalidArgumentError if it is not a size."""
-        op = tensor.op
-        options: Any = {"dtype": tensor.dtype, "device": torch.get_default_device()}
+        op, device = tensor.op, torch.get_default_device()
         if op.type == "Shape":
-            tensor_value = torch.tensor(self._trial_shape(op.inputs[0]), **options)
+            sizes = self._trial_shape(op.inputs[0])
+            tensor_value = torch.tensor(sizes, dtype=tensor.dtype, device=device)
         # A user's Python function must not be called while the graph is built.
         elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
             raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
@@ -98,7 +98,8 @@ class _Trial(dict[SymbolicTensor, Any]):
             leaves = [result] if op.picks is None else list(leaves_of(result))
             tensor_value = leaves[picks[tensor.value_index]]
         else:
-            tensor_value = torch.full(self._trial_shape(tensor), self.size, **options)
+            shape = self._trial_shape(tensor)
+            tensor_value = torch.full(shape, self.size, dtype=tensor.dtype, device=device)
         self[tensor] = tensor_value
         return tensor_value
 

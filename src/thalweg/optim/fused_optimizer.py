@@ -104,7 +104,11 @@ class FusedOptimizer(GroupChecks, StepReports):
         self.defaults.update(options.on)
         # Torch's constructor may have made slots.
         self.step_cache.blocks.gather(self.state, self._single)
-
+        # Torch's constructor makes slots on the device of the parameters.
+        if options.kinds.device is not None:
+            for entries in self.state.values():
+                tensors = {key: x for key, x in entries.items() if isinstance(x, Tensor)}
+                entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
         # `GradScaler.step` then passes scale and overflow flag to `step`, and leaves gradients.
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True

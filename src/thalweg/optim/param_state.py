@@ -374,7 +374,8 @@ class ParamState:
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
             elements = [torch.as_tensor(x, dtype=dtype, device=device) for x in scalars]
-            block = torch.stack([element.detach() for element in elements])
+            # Loaded numbers may have the shape (1,).
+            block = torch.stack([element.detach().reshape(()) for element in elements])
         else:
             block = torch.tensor(scalars, dtype=dtype or scalar_dtype(), device=device)
         views = self._blocks.views(block)

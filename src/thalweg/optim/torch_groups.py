@@ -113,7 +113,8 @@ class TorchGroups(FusedOptimizer):
         for index, other_group in enumerate(self.param_groups):
             if self._kind_of(other_group) is not kind:
                 continue
-            check_options_held(other_group)
+            if kind._common:
+                check_options_held(other_group)
             if problem := kind._describe_difference(group, group_index, other_group, index):
                 raise InvalidArgumentError(f"{problem}.")
 

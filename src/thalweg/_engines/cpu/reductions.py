@@ -14,7 +14,13 @@ from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.codegen import Measurement
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices, dense_chunks
+from thalweg._engines.cpu.work_table import (
+    SCALARS,
+    Table,
+    choose_chunk_size,
+    cut_slices,
+    dense_chunks,
+)
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Formula
@@ -177,9 +183,12 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     """
     partial = np.zeros(len(work.chunks), np.int64)
     if work.elements:
-        kernel, no_scalars = launch.peak_kernel(dtype.itemsize), np.zeros((1, 0))
-        words = partial.ctypes.data, work.base.shape[1], column
-        kernel.bind_table(work, no_scalars, False, *words)()
+        # A copy, because calls that were bound to the table and did not run yet read its argument.
+        argument = work.copy_of_argument(False)
+        argument[SCALARS + 1 :] = partial.ctypes.data, work.base.shape[1], column
+        threads = launch.threads_for(len(work.bounds) - 1, work.elements)
+        kernel = launch.peak_kernel(dtype.itemsize)
+        kernel.bind_argument(argument.ctypes.data, threads, work.elements)()
     bits = np.zeros(len(work.base), np.int64)
     # As integers, bits are ordered like magnitudes, and NaN is above infinity.
     np.maximum.at(bits, work.chunks[:, 0], partial)

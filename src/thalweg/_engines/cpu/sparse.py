@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines.array_types import Array, Int64
-from thalweg._engines.cpu import launch, openmp
+from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices
 from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest
@@ -89,7 +89,7 @@ class SparsePlan(RowsPlan):
         argument[14:16] = indices.data_ptr(), count
         argument[18] = _count_places(count)
         kernel = launch.group_kernel(str(indices.dtype).removeprefix("torch."))
-        openmp.call_on_team(kernel.address, self._address, 1)()
+        kernel.bind_argument(self._address, 1, count)()
         self._groups, bad = argument[[3, 19]].tolist()
         return bad
 
@@ -132,7 +132,7 @@ class SparsePlan(RowsPlan):
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
         sizes = self._groups, height, width, limit
         argument = np.array([sorted_rows.ctypes.data, *sizes, chunks.ctypes.data, 0], np.int64)
-        openmp.call_on_team(launch.gap_kernel().address, argument.ctypes.data, 1)()
+        launch.gap_kernel().bind_argument(argument.ctypes.data, 1, height)()
         chunks = chunks[: argument[6]]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)

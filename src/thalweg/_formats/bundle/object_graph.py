@@ -153,7 +153,10 @@ def _decode_rows(message: ProtoMessage, field: int) -> Iterator[list[Any]]:
     kinds = dict(enumerate(_ROWS[field], 1))
     for element in message.every(field):
         row = ProtoMessage(element, kinds)
-        yield [row.signed(i) if kind == VARINT else row.text(i) for i, kind in kinds.items()]
+        yield [
+            row.signed(number) if kind == VARINT else row.text(number)
+            for number, kind in kinds.items()
+        ]
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
@@ -163,8 +166,8 @@ def _encode_node(node: Node, has_values: bool) -> bytes:
     for number, rows in enumerate((children, node.attributes, node.slots), 1):
         for row in rows:
             parts = (
-                number_field(i, entry) if isinstance(entry, int) else string_field(i, entry)
-                for i, entry in enumerate(row, 1)
+                number_field(index, entry) if isinstance(entry, int) else string_field(index, entry)
+                for index, entry in enumerate(row, 1)
             )
             encoded += bytes_field(number, b"".join(parts))
     return encoded + bytes_field(5, number_field(1, int(has_values)))

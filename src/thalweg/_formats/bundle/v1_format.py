@@ -8,7 +8,7 @@ tensorflow/core/util/saved_tensor_slice.proto. Blocks have checksums, tensors ha
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Iterable
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -191,9 +191,7 @@ def read(
             if tensor.dtype == STRING:
                 texts[name] = next(iter(pieces.values()))
             else:
-                kind, boxes = NAMES[tensor.dtype], tensor.slices.values()
-                content = slices.join_parts(boxes, pieces.values(), tensor.shape, ITEM_BYTES[kind])
-                tensors[name] = StoredTensor(kind, tensor.shape, content.data)
+                tensors[name] = _join_slices(tensor, pieces.values())
     return Bundle(tensors, texts, None)
 
 
@@ -286,3 +284,10 @@ def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
     if tensor.dtype == STRING:
         return tensor_strings(content, count)
     return tensor_bytes(content, tensor.dtype, count)
+
+
+def _join_slices(tensor: _Tensor, contents: Iterable[np.ndarray[Any, Any]]) -> StoredTensor:
+    """Return a tensor joined from the bytes of all its slices."""
+    kind, boxes = NAMES[tensor.dtype], tensor.slices.values()
+    content = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
+    return StoredTensor(kind, tensor.shape, content.data)

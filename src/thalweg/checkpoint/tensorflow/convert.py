@@ -294,10 +294,14 @@ def _carried_of_optimizer(
     prefix = {"object": f"{detected.name}/", "saver": None}.get(checkpoint.kind, "")
     if prefix is not None:
         carried += [tensors[name] for name in tensors if name.startswith(prefix)]
-    carried += [slot for name in slots if name in destinations for slot in slots[name].values()]
     # The prefix is also that of slots of omitted variables.
-    omitted = {id(x) for name in slots if name not in destinations for x in slots[name].values()}
-    return [tensor for tensor in carried if id(tensor) not in omitted]
+    omitted_ids: set[int] = set()
+    for name, by_kind in slots.items():
+        if name in destinations:
+            carried += by_kind.values()
+        else:
+            omitted_ids |= {id(slot) for slot in by_kind.values()}
+    return [tensor for tensor in carried if id(tensor) not in omitted_ids]
 
 
 def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:

@@ -231,10 +231,11 @@ class _Graph:
 
     def as_object_graph(self) -> ObjectGraph:
         """Return the nodes added so far as an `ObjectGraph`."""
-        nodes = enumerate(self._children)
-        return ObjectGraph(
-            tuple(Node(x, self._attributes.get(i, ()), tuple(self._slots[i])) for i, x in nodes)
+        nodes = (
+            Node(children, self._attributes.get(index, ()), tuple(self._slots[index]))
+            for index, children in enumerate(self._children)
         )
+        return ObjectGraph(tuple(nodes))
 
     def _add_node(self) -> int:
         """Append an empty node; return its number."""

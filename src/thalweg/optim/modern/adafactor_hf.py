@@ -116,9 +116,9 @@ class AdafactorHF(ModernOptimizer):
         for name in ("lr", "beta1"):
             if group[name] is not None and not is_number(group[name]):
                 raise TypeError(f"{name} must be a number or None, not {show_value(group[name])}")
-        if not number(group["clip_threshold"]) > 0:
-            threshold = show_value(group["clip_threshold"])
-            raise ValueError(f"clip_threshold must be above 0, not {threshold}")
+        threshold = group["clip_threshold"]
+        if not (is_number(threshold) and number(threshold) > 0):
+            raise ValueError(f"clip_threshold must be above 0, not {show_value(threshold)}")
         if group["warmup_init"] and not group["relative_step"]:
             raise ValueError("warmup_init=True needs relative_step=True")
         if group["lr"] is None and not group["relative_step"]:

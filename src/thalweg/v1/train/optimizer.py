@@ -215,6 +215,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
                 variables.
             RuntimeError: The loss is a tensor in eager mode.
         """
+        valid_dtypes = self._valid_dtypes()
         # A tensor subclass may define `__call__`.
         if callable(loss) and not isinstance(loss, torch.Tensor):
             if executing_eagerly():
@@ -225,9 +226,8 @@ class Optimizer(DistributedApply, SlotOptimizer):
                 "`loss` passed to Optimizer.compute_gradients should be a function when eager"
                 " execution is enabled.\nGive one that computes it: minimize(lambda: ...)."
             )
-        loss, valid = self._scale_loss(graph_variable_of(loss)), self._valid_dtypes()
-        gradient_args = var_list, gate_gradients, grad_loss, valid, aggregation_method
-        return gradients.of_symbol(loss, *gradient_args)
+        gradient_args = var_list, gate_gradients, grad_loss, valid_dtypes, aggregation_method
+        return gradients.of_symbol(self._scale_loss(graph_variable_of(loss)), *gradient_args)
 
     @staticmethod
     def _scale_loss(loss_value: Any) -> object:

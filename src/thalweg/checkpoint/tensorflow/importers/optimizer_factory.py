@@ -240,7 +240,9 @@ def _constructor_defaults(cls: type[object]) -> dict[str, object]:
     """
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = inspect.signature(cls).parameters.items()
-    return {name: p.default for name, p in parameters if p.kind not in kinds}
+    return {
+        name: parameter.default for name, parameter in parameters if parameter.kind not in kinds
+    }
 
 
 def _default_name(cls: type[object]) -> str | None:
