@@ -58,23 +58,23 @@ def _params(mesh: str) -> list[Any]:
 
 def _all_gather(params: Sequence[Any]) -> int:
     """Return the bytes that a rank sends in an all-gather of all shards."""
-    sent = 0
+    sent_bytes = 0
     for param in params:
         pairs = zip(param.placements, param.device_mesh.shape, strict=True)
         parts = torch.Size(size for placement, size in pairs if not placement.is_replicate())
-        sent += param.to_local().nbytes * (parts.numel() - 1)
-    return sent
+        sent_bytes += param.to_local().nbytes * (parts.numel() - 1)
+    return sent_bytes
 
 
 def _measured() -> dict[str, dict[str, float]]:
     """Measure on one rank; return the mean bytes that a rank sends in a step, by mesh and rule."""
     torch.set_num_threads(1)
     ranks = Strategy().ranks
-    sent = [0]
+    sent_bytes = [0]
     exchange = Ranks.begin_exchanging
 
     def counted(self: Ranks, parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:
-        sent[0] += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
+        sent_bytes[0] += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         return exchange(self, parts, outputs)
 
     Ranks.begin_exchanging = counted
@@ -85,12 +85,12 @@ def _measured() -> dict[str, dict[str, float]]:
         layout = {"layout": "batch=1"} if shapes is EXPERT_SHAPES else {}
         for rule, make in RULES.items():
             optimizer = make(params, **layout)
-            sent[0] = 0
+            sent_bytes[0] = 0
             for _ in range(STEPS):
                 for param in params:
                     param.grad = param.detach()
                 optimizer.step()
-            total = torch.tensor([float(sent[0])])
+            total = torch.tensor([float(sent_bytes[0])])
             ranks.add(total)
             row[rule] = total.item() / ranks.size / STEPS
     return report
