@@ -46,7 +46,8 @@ def ints(shape: Any) -> tuple[int, ...]:
     """Return the numbers in a nest of tensors, arrays and numbers as a flat tuple of ints."""
     if isinstance(shape, torch.Tensor | np.ndarray):
         return tuple(int(size) for size in shape.reshape(-1).tolist())
-    if isinstance(shape, Iterable):
+    # A string consists of strings without end.
+    if isinstance(shape, Iterable) and not isinstance(shape, str):
         return tuple(size for item in shape for size in ints(item))
     return (int(shape),)
 

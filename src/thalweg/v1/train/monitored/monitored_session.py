@@ -238,9 +238,11 @@ class MonitoredSession:
             for hook in self._hooks if calls_hooks else ():
                 hook.end(session)
         finally:
-            # A hook may have closed the session.
-            self._require_session()
-            self._close_session()
+            try:
+                # A hook may have closed the session. This is an error, and the graph is reopened.
+                self._require_session()
+            finally:
+                self._close_session()
 
     def _close_session(self) -> None:
         """Request a stop of the threads, wait for them, and close the session, if there is one.
