@@ -14,6 +14,7 @@ import json
 import random
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,12 +168,12 @@ def _graph(graph: ObjectGraph, dice: Dice) -> ObjectGraph:
         field = dice.choice(["name", "full_name", "key"])
         value = dice.choice([*NAMES, *(attribute.key for n in nodes for attribute in n.attributes)])
         attributes = dice.choice([(), (attribute._replace(**{field: value}),), (attribute,) * 2])
-        nodes[index] = node._replace(attributes=attributes)
+        nodes[index] = replace(node, attributes=attributes)
     elif node.slots and dice.random() < 0.5:
         slots, place = list(node.slots), dice.randrange(len(node.slots))
         change = dice.choice([{"original": number}, {"slot": number}, {"name": dice.choice(NAMES)}])
         slots[place] = slots[place]._replace(**change)
-        nodes[index] = node._replace(slots=tuple(slots))
+        nodes[index] = replace(node, slots=tuple(slots))
     else:
         children = dict(node.children)
         name = dice.choice(list(children))
@@ -185,7 +186,7 @@ def _graph(graph: ObjectGraph, dice: Dice) -> ObjectGraph:
             children[dice.choice(LINKS)] = children.pop(name)
         else:
             children[dice.choice(LINKS)] = dice.choice([number, children[name]])
-        nodes[index] = node._replace(children=children)
+        nodes[index] = replace(node, children=children)
     return ObjectGraph(tuple(nodes))
 
 

@@ -60,6 +60,21 @@ def test_helpers_equal_inlined_formulas(engine: str, dtype: torch.dtype) -> None
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_dropped_result_sets_no_condition() -> None:
+    def doubled(x: Any, y: Any) -> Any:
+        return x & (y > 0), 2 * y
+
+    def descend(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+        _, step = doubled(learning_rate, grad)
+        return var - learning_rate * step
+
+    param = torch.nn.Parameter(torch.ones(3))
+    opt = RuleOptimizer([param], Rule(name="Dropped", update=descend), learning_rate=0.5)
+    param.grad = torch.ones(3)
+    opt.step()
+    assert param.tolist() == [0.0] * 3
+
+
 def test_formula_with_helpers_runs_as_plain_python() -> None:
     number = np.float64
     actual = update(number(1), number(2), number(0), number(0), learning_rate=number(0.1))

@@ -307,6 +307,18 @@ def test_nonfinite_and_denormal_gradients_are_counted(element: float) -> None:
         assert row.gradient_max == pytest.approx(element, nan_ok=True)
 
 
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_default_device_of_torch_does_not_matter(engine: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    opt = optim.SGD([("weight", param)], lr=1.0, diagnostics=1)
+    param.grad = torch.tensor([1.0, 0.0, -1.0])
+    with thalweg.engine(engine), torch.device("meta"):
+        opt.step()
+        table = opt.diagnostics
+    assert table is not None
+    assert table["weight"].zero == pytest.approx(1 / 3)
+
+
 def test_several_rules_share_one_table() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 2))
     rules = {"0.weight": "Muon", ...: {"rule": HEAVY_BALL}}
