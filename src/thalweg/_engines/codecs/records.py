@@ -44,13 +44,13 @@ def encode_numbers(codec: Codec, values: Tensor, dithers: Tensor | None = None) 
         dithers: The dither of each number, from `dithers_of`. None rounds to the nearest codes.
     """
     blocks = _in_blocks(codec, values)
-    prepared = _evaluate(codec.prepare, blocks)
+    numbers = _evaluate(codec.prepare, blocks)
     # Compared as integers: denormals are not flushed to zero, and NaN is the largest.
-    peaks = (prepared.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
+    peaks = (numbers.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
     has_scale = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
     scales = torch.where(has_scale, peaks, _ONE_BITS).view(torch.float32)
-    scaled = torch.where(has_scale, prepared, 0)
-    codes = _evaluate(codec.encode, scaled, scales)
+    finite_numbers = torch.where(has_scale, numbers, 0)
+    codes = _evaluate(codec.encode, finite_numbers, scales)
     unusual = torch.where(peaks > LARGEST_PEAK, NAN, 0)
     scale_bits = torch.where(has_scale, peaks, unusual).to(torch.int32)
     if dithers is None:

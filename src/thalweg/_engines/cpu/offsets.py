@@ -54,8 +54,8 @@ class Offsets:
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self._tables = {layout: _make_tables(*layout) for layout in dict.fromkeys(layouts)}
         rows = {
-            layout: (len(within), within.ctypes.data, starts.ctypes.data)
-            for layout, (within, starts, _) in self._tables.items()
+            layout: (len(offsets), offsets.ctypes.data, starts.ctypes.data)
+            for layout, (offsets, starts, _) in self._tables.items()
         }
         self.table = np.array([rows[layout] for layout in layouts], np.int64)
         self.are_compact = all(tables.is_compact for tables in self._tables.values())

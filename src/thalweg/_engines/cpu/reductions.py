@@ -138,8 +138,8 @@ class Sweep(MeasureLaunch):
         offsets = 0 if leaf_plan.offsets is None else leaf_plan.offsets.table.ctypes.data
         block = [0, len(leaf_plan.bounds) - 1, flush, leaf_plan.bounds.ctypes.data]
         block += [leaf_plan.chunks.ctypes.data, base.ctypes.data]
-        more = self.leaves.ctypes.data, base.shape[1], offsets
-        super().__init__(kernel, rows, leaf_plan.elements, block, more)
+        last_words = self.leaves.ctypes.data, base.shape[1], offsets
+        super().__init__(kernel, rows, leaf_plan.elements, block, last_words)
 
     def copy_chunks(self) -> Int64:
         """Make the kernel read a copy of the chunks, whose lengths may change; return the copy."""

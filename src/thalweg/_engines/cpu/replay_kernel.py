@@ -74,8 +74,8 @@ def follow_state_numbers(program, member):
     registers = float64_pointer(program[REGISTERS])
     outputs = int64_pointer(program[STATE_NUMBERS + 1])
     for k in range(program[STATE_NUMBERS]):
-        after = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k + 16
-        float64_pointer(after)[0] = registers[outputs[k]]
+        new_number = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k + 16
+        float64_pointer(new_number)[0] = registers[outputs[k]]
     return 0
 
 
