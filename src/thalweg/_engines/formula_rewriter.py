@@ -62,7 +62,7 @@ _ADVICE: dict[type[ast.AST], str] = {
 
 # A helper, and the indices of its results that are assigned to `_`.
 _HelperKey = tuple[types.FunctionType, frozenset[int]]
-_NONE_DROPPED = frozenset[int]()
+_NO_INDICES = frozenset[int]()
 
 
 def _advice_for(syntax: ast.AST) -> str:
@@ -216,7 +216,7 @@ class FormulaRewriter(ast.NodeTransformer):
             if not isinstance(function, types.FunctionType):
                 raise self.call_error(node, node.func.id)
             call = self.write_helper(node, function)
-            count = len(self.helpers.conditions[function, _NONE_DROPPED])
+            count = len(self.helpers.conditions[function, _NO_INDICES])
             if count > 1:
                 names = ", ".join("abcdefgh"[:count])
                 problem = f"`{node.func.id}` returns {count} values: write `{names} = {{}}` before."
@@ -231,15 +231,18 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def write_helper(
-        self, node: ast.Call, helper: types.FunctionType, dropped: frozenset[int] = _NONE_DROPPED
+        self,
+        node: ast.Call,
+        helper: types.FunctionType,
+        dropped_indices: frozenset[int] = _NO_INDICES,
     ) -> ast.expr:
         """Return a call of the generated function that computes the results of a helper.
 
-        Results with an index in `dropped` are not computed.
+        Results with an index in `dropped_indices` are not computed.
         """
-        name = self.helpers.name_helper(helper, dropped)
+        name = self.helpers.name_helper(helper, dropped_indices)
         self.check_count(node, helper.__code__.co_argcount)
-        kinds = self.helpers.parameters[helper, dropped]
+        kinds = self.helpers.parameters[helper, dropped_indices]
         accepted = [
             self.visit(arg) if kind is None else self.as_kind(arg, kind)
             for arg, kind in zip(node.args, kinds, strict=True)
@@ -305,7 +308,7 @@ class FormulaRewriter(ast.NodeTransformer):
             if _BY_FUNCTION.get(id(function)) == "where" and len(expression.args) == 3:
                 return self.is_condition(expression.args[1])
             if isinstance(function, types.FunctionType):
-                return self.helpers.conditions.get((function, _NONE_DROPPED), [False])[0]
+                return self.helpers.conditions.get((function, _NO_INDICES), [False])[0]
         return False
 
     def as_kind(self, expression: ast.expr, is_condition: bool) -> ast.expr:
@@ -359,9 +362,9 @@ class FormulaRewriter(ast.NodeTransformer):
             raise self.error_at(
                 assignment, "assign one name at a time, or what a helper function returns."
             )
-        dropped = frozenset(index for index, name in enumerate(names) if name == "_")
-        value = self.write_helper(call, helper, dropped)
-        conditions = self.helpers.conditions[helper, dropped]
+        dropped_indices = frozenset(index for index, name in enumerate(names) if name == "_")
+        value = self.write_helper(call, helper, dropped_indices)
+        conditions = self.helpers.conditions[helper, dropped_indices]
         count = len(conditions)
         if count != len(names):
             raise self.error_at(
@@ -370,7 +373,9 @@ class FormulaRewriter(ast.NodeTransformer):
         for name, is_condition in zip(names, conditions, strict=True):
             if name != "_":
                 self.record_local(assignment, name, is_condition)
-        stores = [self.visit(x) for index, x in enumerate(target.elts) if index not in dropped]
+        stores = [
+            self.visit(x) for index, x in enumerate(target.elts) if index not in dropped_indices
+        ]
         store = stores[0] if len(stores) == 1 else ast.Tuple(stores, ast.Store())
         store = ast.copy_location(store, target)
         return ast.copy_location(ast.Assign([store], value), assignment)
@@ -431,7 +436,7 @@ class HelperFunctions:
         self.conditions: dict[_HelperKey, list[bool | None]] = {}
         self.parameters: dict[_HelperKey, list[bool | None]] = {}
 
-    def name_helper(self, helper: types.FunctionType, dropped: frozenset[int]) -> str:
+    def name_helper(self, helper: types.FunctionType, dropped_indices: frozenset[int]) -> str:
         """Return the name of a helper's definition, without `FUNCTION_PREFIX`.
 
         The first call for a helper and dropped results appends the definition to `definitions`.
@@ -441,31 +446,31 @@ class HelperFunctions:
         """
         if helper in self._open:
             raise RuleError(f"{place_of(helper)} calls itself, which a formula cannot.")
-        key = helper, dropped
+        key = helper, dropped_indices
         if key not in self._names:
             self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{helper.__name__}"
             self._open.add(helper)
-            self.definitions.append(self._write_definition(helper, dropped))
+            self.definitions.append(self._write_definition(helper, dropped_indices))
             self._open.remove(helper)
         return self._names[key]
 
     def _write_definition(
-        self, helper: types.FunctionType, dropped: frozenset[int]
+        self, helper: types.FunctionType, dropped_indices: frozenset[int]
     ) -> ast.FunctionDef:
         """Return the definition of a helper; set its entries of `conditions` and `parameters`."""
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, returned = writer.write_body(node)
         results = returned.elts if isinstance(returned, ast.Tuple) else [returned]
-        kept = [x for index, x in enumerate(results) if index not in dropped]
-        values = [writer.as_kind(x, bool(writer.is_condition(x))) for x in kept]
+        used_results = [x for index, x in enumerate(results) if index not in dropped_indices]
+        values = [writer.as_kind(x, bool(writer.is_condition(x))) for x in used_results]
         value = values[0] if len(values) == 1 else ast.Tuple(values, ast.Load())
         statement = ast.copy_location(ast.Return(ast.copy_location(value, returned)), returned)
         if writer.moves:
             raise writer.error_at(node, "`moved` is for the formula itself, not for its helpers.")
         if node.args.kwonlyargs:
             raise writer.error_at(node, "a helper function takes its parameters by position.")
-        key = helper, dropped
+        key = helper, dropped_indices
         self.conditions[key] = list(map(writer.is_condition, results))
         arguments = [*node.args.posonlyargs, *node.args.args]
         self.parameters[key] = [writer.conditions.get(arg.arg) for arg in arguments]
