@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -99,13 +100,14 @@ def update_analytic(
             tensor.copy_(result)
         return
     # Each row must occur once: an indexed write keeps only one of several results.
-    values = grad.values.detach().resolve_conj().resolve_neg()
-    sums = IndexedSlices(values, grad.indices).deduplicated()
-    rows = sums.indices.long()
+    untyped = cast(Any, torch)
+    rows, row_indices = untyped.unique(grad.indices.long(), return_inverse=True)
+    values = grad.values.detach().resolve_conj()
+    row_sums = values.new_zeros((len(rows), *values.shape[1:])).index_add_(0, row_indices, values)
     var, *slots = (tensor[rows] for tensor in detached)
     formula = rule.update_sparse or rule.update
     for tensor, result in zip(
-        detached, torch_evaluate(formula, [var, sums.values, *slots], scalar_values), strict=True
+        detached, torch_evaluate(formula, [var, row_sums, *slots], scalar_values), strict=True
     ):
         tensor[rows] = result
     if rule.update_untouched is not None:

@@ -9,6 +9,7 @@ from weakref import ref
 
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg.diagnostics.sinks import Sink
 from thalweg.diagnostics.step_watch import StepWatch, fetched, table_of
@@ -49,6 +50,7 @@ class OptimizerReference:
         return self._ref() is None
 
 
+@exported_from("thalweg.diagnostics")
 class Diagnostics:
     """Interval of measured steps, and sinks that receive the table of each measured step.
 

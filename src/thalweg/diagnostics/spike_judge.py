@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.gradient_transforms import Decision
@@ -34,6 +35,7 @@ NORM_FRACTION = 3.0
 ACTIONS = ("skip", "rollback")
 
 
+@exported_from("thalweg.diagnostics")
 class Warned(NamedTuple):
     """Warning of an unusual event.
 
