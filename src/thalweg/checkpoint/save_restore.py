@@ -57,7 +57,7 @@ class Snapshot:
     Attributes:
         document: Everything except tensors, as JSON.
         tensors: {name in the file: tensor}.
-        slots: The slot store of the optimizer, which is told the path after writing; or None.
+        slots: The slot store of the optimizer, which receives the path after writing; or None.
         ranks: The ranks that share the training, or None. Rank 0 writes the file.
     """
 
@@ -345,9 +345,9 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`. Its `extra` is decoded by `copying_reader`.
+    """Return the result of `restore`; `names` are the names of parts not restored.
 
-    So tensors in `extra` do not depend on the memory-mapped file. `names` becomes `left`.
+    `copying_reader` decodes `extra`, so tensors in `extra` do not use the memory-mapped file.
     """
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(

@@ -132,7 +132,7 @@ def encoded_shape(lengths: tuple[int, ...]) -> bytes:
 def slice_of(serialized: bytes) -> Slice:
     """Return (start, length) of each dimension of a serialized TensorSlice; () for a scalar.
 
-    The length of a full dimension is None. Numbers may be negative.
+    The length of a full dimension is None. The numbers are not validated, and may be negative.
 
     Raises:
         CorruptFileError: The bytes are not a TensorSliceProto.

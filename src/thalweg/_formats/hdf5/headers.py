@@ -93,7 +93,7 @@ def _note_message(
     flags: int,
     payload: FilePart,
 ) -> None:
-    """Append a message to `messages`; for a continuation message, append to `blocks`."""
+    """Append a message to `messages`, or the (offset, size) in a continuation to `blocks`."""
     source = payload.source
     if kind == CONTINUATION:
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)
