@@ -1,4 +1,4 @@
-"""Header of thalweg files: a safetensors header with a manifest in its metadata.
+"""Header of thalweg files: a safetensors header with a JSON manifest in its metadata.
 
 A file is 8 bytes with the header's length, the header, and the tensors without gaps in the order of
 the header, little-endian. The header begins with `BEGIN`, which has the version and the checksum of

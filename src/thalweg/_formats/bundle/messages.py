@@ -1,4 +1,4 @@
-"""Protobuf messages in the table of a bundle: a header, and an entry per tensor.
+"""Protobuf messages in the index of a TensorFlow checkpoint: a header, and an entry per tensor.
 
 The messages are those of tensorflow/core/protobuf/tensor_bundle.proto, and of tensor_shape.proto,
 tensor_slice.proto and versions.proto beside it.

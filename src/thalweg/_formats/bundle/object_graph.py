@@ -1,4 +1,4 @@
-"""Object graph of an object checkpoint.
+"""Object graph of a checkpoint of `tf.train.Checkpoint` (an object checkpoint).
 
 The message is TrackableObjectGraph of tensorflow/core/protobuf/trackable_object_graph.proto; a
 bundle stores it as a string under `KEY`.
