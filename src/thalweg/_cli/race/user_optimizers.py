@@ -24,7 +24,7 @@ _PARAMETERS = ("params", "parameters")
 
 
 class TorchForm(ApplyGradientsAdapter):
-    """Optimizer built by a class or function from parameters or a model.
+    """Adapter of an optimizer that a class or function makes from parameters or from a model.
 
     Args:
         make: The class or function. The first argument receives the parameters, or the model if the
@@ -64,7 +64,7 @@ class TorchForm(ApplyGradientsAdapter):
         return super().is_measurable and _accepts(self._parameters, "diagnostics")
 
     def begin(self, model: nn.Module) -> None:
-        """Build the optimizer from `model`, or from the parameters of `model`, as `make` requires.
+        """Call `make` with `model`, or with the parameters of `model`, to build the optimizer.
 
         Raises:
             EntryError: `make` fails, or returns an object without `step`, or an empty list.
@@ -97,7 +97,7 @@ class TorchForm(ApplyGradientsAdapter):
 
 
 def enter_own(entry: RaceEntry, target: Any) -> Contestant:
-    """Return the contestant of a user's object.
+    """Return a contestant that runs a user's object.
 
     Args:
         entry: The entry that names the object.
