@@ -202,7 +202,7 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
     "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or their number is not that of the shapes.
+        InvalidArgumentError: The groups are malformed, or differ in number from `files.shapes`.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(

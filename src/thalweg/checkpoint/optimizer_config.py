@@ -74,7 +74,7 @@ def describe_differences(
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments whose numbers may differ, because loading sets them.
+        loaded_names: Names of arguments whose numbers may differ, because loading sets the numbers.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]

@@ -211,9 +211,9 @@ def save(
     Args:
         path: The file. An existing file is replaced once the new file is complete.
         optimizer: Optional. For an optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
-            `optimize_loss`, the state, class and arguments are saved, but only the names of your
-            own functions and rules. For an optimizer of `thalweg.optim` or `torch.optim`, the state
-            and groups are saved, and `restore` needs an optimizer of this class.
+            `optimize_loss`, the state, class and arguments are saved. Your own functions and rules
+            are saved by name only. For an optimizer of `thalweg.optim` or `torch.optim`, the state
+            and groups are saved, and `restore` needs an optimizer of the saved class.
         variables: Optional. {name: tensor}, or a list of tensors that have names.
         module: Optional. A module whose parameters, persistent buffers and extra states are saved.
         extra: Optional. Numbers, texts, tensors, arrays, or lists, tuples and dicts of these.

@@ -107,8 +107,8 @@ class TorchOptimizerAdapter:
         For an optimizer of torch, the context manager does nothing.
 
         Raises:
-            FailedPreconditionError: The call is between a backward pass that applied gradients and
-                `step`, or inside of a `swapped()` block.
+            FailedPreconditionError: `backward()` has applied gradients, and `step()` has not been
+                called since; or the call is inside a `swapped()` block.
         """
         if not self._is_fused:
             return nullcontext()
@@ -239,7 +239,7 @@ class TorchOptimizerAdapter:
                 initialize.
 
         Returns:
-            Pairs of a state entry and its new value, and functions that set groups and other state.
+            Pairs (entry to set, new value), and functions without arguments that set the rest.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()

@@ -179,8 +179,8 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
     """Return the optimizer of the library that `factory` makes, with the options of `entry`.
 
-    Pass `rate` as the argument `learning_rate` if there is one; else set it on the optimizer. If
-    `rate` is None, the optimizer's rate is unchanged.
+    Pass `rate` as the argument `learning_rate`. If `factory` lacks this argument, set the rate of
+    the optimizer. If `rate` is None, the optimizer's rate is unchanged.
     """
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}

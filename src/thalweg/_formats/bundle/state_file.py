@@ -134,7 +134,7 @@ def _map_paths(state: CheckpointState, convert: Callable[[str], str]) -> Checkpo
 
 
 def _join_path(directory: str, path: str) -> str:
-    """Return `path` below `directory`, "" for ""; raise CorruptFileError if it leads out of it."""
+    """Join `directory` and `path`; return "" for "". Raise CorruptFileError for a path outside."""
     full_path = os.path.join(directory, path) if path else ""
     _relative_to(directory, full_path)
     return full_path

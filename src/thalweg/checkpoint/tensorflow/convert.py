@@ -348,10 +348,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (keyword arguments of `save` for a thalweg file, names of omitted entries).
+    """Return (keyword arguments of `save` except `prefix` and `progress`, omitted names).
 
-    `prefix` and `progress` are missing. The optimizer and the variables are new objects with the
-    contents of the file.
+    The arguments describe the thalweg file at `path`: the optimizer and the variables are new
+    objects with its contents.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False

@@ -208,7 +208,7 @@ def _find_optimizer(
 def _prepare_loss_scale(
     detected: FoundOptimizer | None, arguments: dict[str, object]
 ) -> state.Loading:
-    """Remove a `LossScale` from `arguments`; return the writes that set it from the file.
+    """Pop a `LossScale` from `arguments`; return the writes that load its state from the file.
 
     Return no writes if `arguments["loss_scale"]` is not a `LossScale`.
 
@@ -263,7 +263,7 @@ def _make_optimizer(
     """Return the optimizer to load: `optimizer`, or a new optimizer if it is a class or None.
 
     With None, the new optimizer has the class in the file. Return None if `optimizer` is False, or
-    if it is None and the file has no optimizer.
+    if `optimizer` is None and the file has no optimizer.
     """
     if optimizer is False or (optimizer is None and detected is None):
         if arguments:

@@ -138,8 +138,8 @@ def match_parameters(
         variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 
     Raises:
-        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer, or a
-            name does not have a variable of its own.
+        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer. Or
+            a name has no variable, several, or a variable with another name.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     params: list[Tensor] = []

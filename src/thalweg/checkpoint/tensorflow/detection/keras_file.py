@@ -316,7 +316,7 @@ def _describe_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the optimizer in a file. Its `family` is None unless `families` has one element.
+    """Return the optimizer in a file; `family` is None unless `families` has one element.
 
     Args:
         families: The classes that the arrays fit, with their slots.
