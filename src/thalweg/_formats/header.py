@@ -317,7 +317,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header with a manifest, unpadded. Its checksum is all zeros."""
+        """Return the unpadded JSON header with a manifest, and with zeros as checksum."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

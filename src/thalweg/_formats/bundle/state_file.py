@@ -111,7 +111,7 @@ def _parse_state(text: str) -> CheckpointState:
     """Parse the text of a state file; the paths are not changed. Missing fields are empty.
 
     Raises:
-        CorruptFileError: The text or a field is invalid, or a field with one value is repeated.
+        CorruptFileError: The text or a field is invalid, or a field that is no list is repeated.
     """
     fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for name, values in parse_fields(text):

@@ -22,10 +22,10 @@ class HeaderMessage(NamedTuple):
 
 
 def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """Return all messages of the object header at an address; a header can be read only once.
+    """Return all messages of the object header at an address.
 
     Raises:
-        DataLossError: The header is damaged.
+        DataLossError: The header is damaged, or was read before.
         UnsupportedCheckpointError: A message is shared, or of a later version of HDF5.
     """
     source.visit_once(address, "an object")

@@ -139,7 +139,7 @@ def match_parameters(
 
     Raises:
         InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer. Or
-            a name has no variable, several, or a variable with another name.
+            a name stands for no variable, several variables, or the variable of another name.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     params: list[Tensor] = []

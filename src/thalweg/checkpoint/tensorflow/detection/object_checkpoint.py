@@ -49,7 +49,7 @@ def sorted_objects(
 
     Args:
         stored_tensors: {key: tensor}.
-        class_name: Optional. The class of a Keras 3 optimizer, if the file has only another name.
+        class_name: Optional. The class of a Keras 3 optimizer that has another name in the file.
 
     Raises:
         DataLossError: The graph refers to a missing tensor or node.

@@ -41,8 +41,8 @@ def sorted_names(
 
     Args:
         stored_tensors: {name: tensor}.
-        families: Optional. Optimizer classes with their slots that are known to be in the file.
-            Their slot names take precedence over TensorFlow's defaults.
+        families: Optional. The user's optimizer classes, with their slots. Slot names of these
+            classes take precedence over TensorFlow's defaults.
     """
     mixed, other_tensors = split_mixed_precision(stored_tensors)
     powers, other_tensors = split_powers(other_tensors)
@@ -84,8 +84,8 @@ def _add_loss_scale(
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Add the file's loss scale, with notes, to a copy of the only optimizer.
 
-    If `optimizers` is empty, the optimizer is made from the first family without slots. If there
-    are several optimizers or none, the loss scale is not added.
+    If `optimizers` is empty, an optimizer for the scale is made from the first family without
+    slots. With several optimizers or none, the loss scale is not added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.

@@ -24,9 +24,8 @@ Shape = tuple[int, ...]
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
     """Return the names of the trained variables, one per element of `shapes`; None if ambiguous.
 
-    `shapes` has the shape of one slot per variable, in the order of the model. Most files list
-    variables in this order; some list layers by name. Then exactly one order of the layers must
-    have these shapes.
+    `shapes` has the shape of one slot per variable, in the order of the model. If the file lists
+    layers by name instead of this order, exactly one order of the layers must have these shapes.
     """
     names = [
         name
