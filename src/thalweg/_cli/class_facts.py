@@ -92,7 +92,7 @@ def describe_sparse_update(
 
     Args:
         rule: The rule.
-        cls: Optional. The class that runs the rule. The result includes errors of `step`.
+        cls: Optional. The class that runs the rule. The text then mentions errors of its `step`.
         options: Optional. Arguments of the class.
     """
     if message := getattr(cls, "_sparse", ""):
@@ -115,8 +115,8 @@ def describe_sparse_update(
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a class raises an error for sparse gradients with weight decay.
 
-    `takes_rows(group)` returns True if a step updates single rows. If it is False, torch's step
-    runs, which raises the error. `group` is {constructor argument: value}.
+    `group` is {constructor argument: value}. `takes_rows(group)` returns False if torch's step
+    runs. Torch's step raises the error.
     """
     if "weight_decay" not in group:
         return False
@@ -159,7 +159,7 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 
 def _exception_of_decay(rule: Rule) -> str:
-    """Return a text if a sparse gradient limits decay, such as "; no weight decay", else ""."""
+    """Return "; no weight decay" or a similar text if sparse gradients limit decay, else ""."""
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""
     if "weight_decay" not in trace_formula(rule.update_sparse or rule.update).scalars:

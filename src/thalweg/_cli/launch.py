@@ -57,9 +57,9 @@ def launch_ranks(count: int, function: Callable[..., Any], *args: object) -> Any
 def _call_on_rank(
     function: Callable[..., Any], args: tuple[object, ...]
 ) -> tuple[Any, tuple[bool, str] | None]:
-    """Call `function(*args)`; return the result and None.
+    """Call `function(*args)`; return (result, None).
 
-    If it raises, return None and (True for another rank's error, message).
+    After an error, return (None, (True if another rank failed, message of the error)).
     """
     try:
         return function(*args), None

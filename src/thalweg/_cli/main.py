@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """A group whose errors are one red line, and a traceback with --debug."""
+    """Command group that prints an error as one red line, or with --debug as a traceback."""
 
     def main(
         self,

@@ -80,7 +80,7 @@ def replace_together(
         reserved, make_head: As for `replace`; only with a single file.
 
     Raises:
-        CheckpointWriteError: A system call failed; the message describes the remaining files.
+        CheckpointWriteError: A system call failed; the message describes the state of the files.
         InvalidArgumentError: A path is not a file, or the number of bytes is wrong.
     """
     commits: list[_Commit] = []

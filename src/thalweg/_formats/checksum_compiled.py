@@ -166,7 +166,7 @@ def _write_function(
         word_size: The number of bytes of a `by_words` step.
         by_words: `by_words(builder, address, checksum)` builds a step over `word_size` bytes, and
             returns the next checksum.
-        by_byte: `by_byte(builder, address, checksum)` does this for one byte.
+        by_byte: `by_byte(builder, address, checksum)` builds a step over one byte in this way.
     """
     from llvmlite import ir
 

@@ -1,4 +1,4 @@
-"""Header of thalweg files: a safetensors header with a manifest in its metadata.
+"""Header of thalweg files: a safetensors header with a JSON manifest in its metadata.
 
 A file is 8 bytes with the header's length, the header, and the tensors without gaps in the order of
 the header, little-endian. The header begins with `BEGIN`, which has the version and the checksum of
@@ -317,7 +317,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header with a manifest, unpadded. Its checksum is all zeros."""
+        """Return the unpadded JSON header with a manifest, and with zeros as checksum."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

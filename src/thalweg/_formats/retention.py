@@ -25,7 +25,7 @@ class Keeper:
         span: One older checkpoint per `span` seconds is never deleted; None to delete all.
         mark: The time of the last checkpoint that is never deleted.
         newest: The existing checkpoints, the oldest first.
-        spare: `spare(time, mark, span)` returns None to delete an older checkpoint, else the mark.
+        spare: `spare(time, mark, span)` returns the new mark, or None to delete the checkpoint.
     """
 
     def __init__(

@@ -100,8 +100,8 @@ def save_async(
     incomplete save to this path is completed first.
 
     Returns:
-        The save in progress. Call `wait()` of the result before you read the file. `wait()`, or
-        else the next save to this path, raises the error of a failed write.
+        The save in progress. Call `wait()` of the result before you read the file. If writing
+        fails, `wait()` raises the error; without `wait()`, the next save to this path raises.
     """
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)

@@ -202,7 +202,7 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
     "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or their number is not that of the shapes.
+        InvalidArgumentError: The groups are malformed, or differ in number from `files.shapes`.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
@@ -260,10 +260,10 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter, read from the state or the options of its group.
+    """Return the step count of each parameter, as rank 0 saved it; raise if a count is missing.
 
-    States are in the order of their keys, as slots are. In stage 3, the state of the first group
-    counts for all groups. Raise if a count is missing.
+    In stages 1 and 2, each group has a state with a count. In stage 3, the first state has the
+    count for all groups. If a state has no count, the group's options have it.
     """
     states = [entries for _, entries in _sort_states(files, 0)]
     values = [entries.get("step") if isinstance(entries, Mapping) else None for entries in states]

@@ -137,8 +137,8 @@ def differences(
 
     Args:
         path_a, path_b: The files, of any format.
-        rules: Optional. The rules that `convert` was called with. Files that `convert` wrote
-            contain their rules.
+        rules: Optional. The rules for `convert`. By default, the rules that `convert` saved in the
+            thalweg file.
         progress: `progress(path)` returns None, or a function that is called with (bytes read,
             total bytes) of the file.
 

@@ -301,10 +301,10 @@ class CheckpointManager:
         return restore(path, **options)
 
     def _newest_readable(self) -> Path | None:
-        """Return the path of the latest checkpoint, or None if the directory has none.
+        """Return the path of the latest readable checkpoint, or None if there is none.
 
-        Raise the error of an unreadable file that may be later than all readable files, by its step
-        number, modification time or format version. Warn of all other unreadable files.
+        If an unreadable file may be later, by `_UnreadableFile.may_follow`, raise its error. Warn
+        of all other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
@@ -356,8 +356,8 @@ class CheckpointManager:
     def _remove_old(self) -> None:
         """Delete the checkpoints that `keep`, `keep_every` and `best` do not retain.
 
-        Delete nothing if `keep` is None, or if another process writes the files. If a file cannot
-        be deleted, warn with a CheckpointWarning.
+        Delete nothing if `keep` is None, or if another rank writes the files. If a file cannot be
+        deleted, warn with a CheckpointWarning.
         """
         if self._keep is None or not self._can_remove:
             return

@@ -112,7 +112,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
-    """Return `optimizer`, or a `TorchOptimizerAdapter` around it if its class is torch-style.
+    """Return `optimizer`, or a `TorchOptimizerAdapter` around a `torch.optim.Optimizer`.
 
     Raises:
         InvalidTypeError: The object is not an optimizer of the library or of torch.
@@ -139,12 +139,12 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that locks the optimizer, and yields the validated writes.
+    """Return a context manager that yields the validated writes that set an optimizer's state.
 
-    The function `restore` of `_core.state` executes the writes.
+    The optimizer is locked in the `with` block. `_core.state.restore` executes the writes.
 
     Args:
-        named_tensors: {name in the file: variable}; {} if the optimizer has its variables.
+        named_tensors: {name in the file: variable}; {} to use the variables of the optimizer.
 
     Raises:
         FailedPreconditionError: The state has slots, and the optimizer no variables.
@@ -245,8 +245,8 @@ def _file_names(
 ) -> list[str]:
     """Return the name in the file of each variable, in the order of `variables`.
 
-    With `requires_all=False`, a variable that is not in `named_tensors` gets the optimizer's name.
-    Equal names are made distinct.
+    With `requires_all=False`, a variable that is not in `named_tensors` keeps its own name. Equal
+    names are made distinct.
 
     Args:
         named_tensors: {name in the file: variable}. The first of several names of a variable

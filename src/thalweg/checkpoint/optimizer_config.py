@@ -74,7 +74,7 @@ def describe_differences(
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments whose numbers may differ, because loading sets them.
+        loaded_names: Names of arguments whose numbers may differ, because loading sets the numbers.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
@@ -90,8 +90,8 @@ def describe_differences(
 def _value_differences(name: str, current_value: object, saved_value: object) -> list[str]:
     """Return one line per difference between two JSON values; [] if equal.
 
-    `name` is the name of the values in the lines. Objects with equal keys are compared key by key;
-    keys are appended to the name, except keys with "$". Lists are compared as a whole.
+    Lines begin with `name`. Dicts with equal keys are compared by key, and their lines begin with
+    `name.key`. A key that begins with "$" is left out of this name.
     """
     if current_value == saved_value:
         return []
@@ -193,9 +193,9 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return the JSON of an argument, with the name of its class or function `maker`.
+        """Return the JSON of an argument, such as a schedule; `maker` is its class or function.
 
-        Return {"$yours": description} if `maker` is not in the registry `kind`.
+        Return {"$yours": text} if `maker` is the user's, so the registry `kind` lacks it.
         """
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.describe(argument)}

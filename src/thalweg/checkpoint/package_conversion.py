@@ -95,8 +95,8 @@ def _make_optimizer(
     Args:
         packages: For each group the entry of `PACKAGES` that describes its optimizer. The first
             entry's arguments are defaults of the constructor.
-        name: The class of all groups. If it is None, each group has the first class of its entry.
-            If these classes differ, the optimizer is a `Mixed`.
+        name: The class of all groups. None means the first class in the entry of each group. If the
+            groups have different classes, the optimizer is a `Mixed`.
         arguments: Arguments of the constructor. With `masters`, parameters are bfloat16.
     """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32

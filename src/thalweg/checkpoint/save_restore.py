@@ -57,7 +57,7 @@ class Snapshot:
     Attributes:
         document: Everything except tensors, as JSON.
         tensors: {name in the file: tensor}.
-        slots: The slot store of the optimizer, which is told the path after writing; or None.
+        slots: The slot store of the optimizer, which receives the path after writing; or None.
         ranks: The ranks that share the training, or None. Rank 0 writes the file.
     """
 
@@ -211,9 +211,9 @@ def save(
     Args:
         path: The file. An existing file is replaced once the new file is complete.
         optimizer: Optional. For an optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
-            `optimize_loss`, the state, class and arguments are saved, but only the names of your
-            own functions and rules. For an optimizer of `thalweg.optim` or `torch.optim`, the state
-            and groups are saved, and `restore` needs an optimizer of this class.
+            `optimize_loss`, the state, class and arguments are saved. Your own functions and rules
+            are saved by name only. For an optimizer of `thalweg.optim` or `torch.optim`, the state
+            and groups are saved, and `restore` needs an optimizer of the saved class.
         variables: Optional. {name: tensor}, or a list of tensors that have names.
         module: Optional. A module whose parameters, persistent buffers and extra states are saved.
         extra: Optional. Numbers, texts, tensors, arrays, or lists, tuples and dicts of these.
@@ -345,9 +345,9 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`. Its `extra` is decoded by `copying_reader`.
+    """Return the result of `restore`; `names` are the names of parts not restored.
 
-    So tensors in `extra` do not depend on the memory-mapped file. `names` becomes `left`.
+    `copying_reader` decodes `extra`, so tensors in `extra` do not use the memory-mapped file.
     """
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(

@@ -75,10 +75,9 @@ def power_after(beta: Any, steps: int) -> Any:
 
 
 def steps_of(power: Any, beta: Any) -> int | None:
-    """Return the only step count after which the power of `beta` is `power`; else None.
+    """Return the step count after which the power of `beta` equals `power` to the bit.
 
-    The count is unknown if no step count gives `power`, or if several do: `power` is 0, or `beta`
-    is 1.
+    Return None if there is no such count, or if `power` is 0 or `beta` is 1.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
@@ -113,8 +112,8 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
     """Return the step count and the betas that give an optimizer's powers to the bit.
 
     A step count in `counters` is preferred, then a step count with common betas such as 0.9. If no
-    step count or several step counts explain all powers, the result has count None, and notes with
-    the reason. If all powers are 0, the count is the first of `counters`, or None.
+    count or several counts fit, the result has count None, and notes with the reason. If all powers
+    are 0, the count is the first of `counters`, or None.
 
     Args:
         powers: {name of the beta: power}, such as {"beta1": 0.9}.

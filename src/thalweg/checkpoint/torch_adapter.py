@@ -107,8 +107,8 @@ class TorchOptimizerAdapter:
         For an optimizer of torch, the context manager does nothing.
 
         Raises:
-            FailedPreconditionError: The call is between a backward pass that applied gradients and
-                `step`, or inside of a `swapped()` block.
+            FailedPreconditionError: `backward()` has applied gradients, and `step()` has not been
+                called since; or the call is inside a `swapped()` block.
         """
         if not self._is_fused:
             return nullcontext()
@@ -239,7 +239,7 @@ class TorchOptimizerAdapter:
                 initialize.
 
         Returns:
-            Pairs of a state entry and its new value, and functions that set groups and other state.
+            Pairs (entry to set, new value), and functions without arguments that set the rest.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
@@ -322,12 +322,12 @@ class TorchOptimizerAdapter:
         """Return the keys of missing state that loading must set to the parameter's value.
 
         Only state of options, such as averages, is initialized. Without `convert=True`, return [].
+        The lists `errors` and `missing` are unchanged for a parameter before its first step.
 
         Args:
             param_name: The parameter's name, for errors.
             errors: Without `convert=True`, one line per key is appended.
-            missing: With `convert=True`, the keys are appended. This is left out for a parameter
-                before its first step.
+            missing: With `convert=True`, the keys are appended.
         """
         if not self._is_fused:
             return []
@@ -368,9 +368,10 @@ class TorchOptimizerAdapter:
         return new_state
 
     def _merge_options(self, group: Group, saved_group: Group) -> Group:
-        """Return `group` with the numbers of `saved_group`; all other options are unchanged.
+        """Return a copy of `group`, updated by numbers and additional options of `saved_group`.
 
-        A number that is None in the file, such as `heads`, becomes None.
+        Flags are not updated. A number that is None in the file, such as `heads`, becomes None.
+        Numbers that neither the file nor a default has are removed.
         """
         retained = {*saved_group, *self.optimizer.defaults}
         merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}

@@ -322,8 +322,8 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 def whole(path: Path) -> Generator[BinaryIO]:
     """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
-    An error leaves the old file unchanged. The new file has the old file's permissions, and its
-    owner where the system allows it; the owner can always read and write.
+    An error leaves the old file unchanged. The new file has the permissions of the old file, and
+    the owner of the old file if the system allows this. The owner can always read and write.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.

@@ -24,7 +24,7 @@ _PARAMETERS = ("params", "parameters")
 
 
 class TorchForm(ApplyGradientsAdapter):
-    """Optimizer built by a class or function from parameters or a model.
+    """Adapter of an optimizer that a class or function makes from parameters or from a model.
 
     Args:
         make: The class or function. The first argument receives the parameters, or the model if the
@@ -64,7 +64,7 @@ class TorchForm(ApplyGradientsAdapter):
         return super().is_measurable and _accepts(self._parameters, "diagnostics")
 
     def begin(self, model: nn.Module) -> None:
-        """Build the optimizer from `model`, or from the parameters of `model`, as `make` requires.
+        """Call `make` with `model`, or with the parameters of `model`, to build the optimizer.
 
         Raises:
             EntryError: `make` fails, or returns an object without `step`, or an empty list.
@@ -97,7 +97,7 @@ class TorchForm(ApplyGradientsAdapter):
 
 
 def enter_own(entry: RaceEntry, target: Any) -> Contestant:
-    """Return the contestant of a user's object.
+    """Return a contestant that runs a user's object.
 
     Args:
         entry: The entry that names the object.
@@ -179,8 +179,8 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
     """Return the optimizer of the library that `factory` makes, with the options of `entry`.
 
-    Pass `rate` as the argument `learning_rate` if there is one; else set it on the optimizer. If
-    `rate` is None, the optimizer's rate is unchanged.
+    Pass `rate` as the argument `learning_rate`. If `factory` lacks this argument, set the rate of
+    the optimizer. If `rate` is None, the optimizer's rate is unchanged.
     """
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}

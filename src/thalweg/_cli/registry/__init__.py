@@ -121,7 +121,7 @@ def by_class() -> dict[str, RegistryEntry]:
 
 @cache
 def by_rule() -> dict[str, RegistryEntry]:
-    """Return {name of a rule: entry} for the library's rules. Keras classes are preferred."""
+    """Return {name of a rule: entry}; an entry has the Keras class of the rule, if there is one."""
     classes = by_class()
     variants = [
         RegistryEntry(name, classes[name].cls, {**classes[name].options, **options})

@@ -121,7 +121,7 @@ class ApplyGradientsAdapter:
         return {} if self.learning_rate is None else {self.rate_argument: self.learning_rate}
 
     def _make(self, variables: list[Any]) -> list[Any]:
-        """Return new optimizers. Beside a matrix rule, AdamW updates all variables but matrices."""
+        """Return new optimizers. A matrix rule updates only matrices; AdamW updates the rest."""
         factory: Any = self.factory
         options: dict[str, Any] = {**self._rate, **self._options}
         if self._is_mixed:

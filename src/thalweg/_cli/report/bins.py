@@ -1,4 +1,4 @@
-"""Reduction of many steps to few columns, which show the largest number of each bin."""
+"""Reduction of many steps to few bins, each with the largest number of its steps."""
 
 from __future__ import annotations
 

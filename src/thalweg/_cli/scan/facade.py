@@ -69,10 +69,10 @@ def reached(path: Path) -> Reached:
 
 
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
-    """Return (prefix, advice) for a missing name.
+    """Return (missing prefix of a name, advice); prefixes with less than `depth` parts exist.
 
-    The prefix has at least `depth` parts, because shorter prefixes exist. Return the longest prefix
-    with advice; without advice, use the message of `error`.
+    Return the longest prefix with advice. Without such a prefix, return a prefix of `depth` parts,
+    with advice from a shorter prefix or with the message of `error`.
     """
     short_path = path[2:] if path[:2] == V1 else path
     # Advice is listed for names without the prefix `compat.v1`.

@@ -290,7 +290,7 @@ class _UsageFinder(ast.NodeVisitor):
         """Visit each branch with the present bindings; return the bindings after each branch.
 
         Bindings are {name: path}. The path is None if the name is not TensorFlow's. `exceptions`
-        are caught in the first branch.
+        are the exceptions that the script catches in the first branch.
         """
         initial, ends = self._scope.names, list[dict[str, Path | None]]()
         for branch in branches:

@@ -1,4 +1,4 @@
-"""Index of a bundle: the location of each tensor's bytes, validated."""
+"""Index of a TensorFlow checkpoint bundle: the location of each tensor's bytes, validated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_index(directory: Folder) -> Index:
 
 
 def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
-    """Return the header in the first entry; raise CorruptFileError if it is not supported."""
+    """Return the header of a bundle; raise CorruptFileError if it is missing or not supported."""
     if first_entry is None or first_entry[0]:
         raise CorruptFileError("it has no header")
     with locate_flaws("header"):
@@ -180,7 +180,7 @@ def _item_bytes(entry: BundleEntry) -> int:
 
 
 def _check(entry: BundleEntry, shards: int) -> None:
-    """Raise CorruptFileError for an impossible size, or a location outside `shards` data files."""
+    """Raise CorruptFileError for an impossible size or location; `shards` counts the data files."""
     if not 0 <= entry.shard < shards:
         raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
@@ -209,7 +209,7 @@ def _check_slices(tensor: IndexedTensor) -> None:
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
     """Raise CorruptFileError if two tensors or slices share bytes of a data file.
 
-    So all tensors of a file are together not larger than the file.
+    Without shared bytes, the tensors need at most as much memory as the data files.
     """
     extents = sorted(
         (entry.shard, entry.offset, entry.size, name)

@@ -1,4 +1,4 @@
-"""Protobuf messages in the table of a bundle: a header, and an entry per tensor.
+"""Protobuf messages in the index of a TensorFlow checkpoint: a header, and an entry per tensor.
 
 The messages are those of tensorflow/core/protobuf/tensor_bundle.proto, and of tensor_shape.proto,
 tensor_slice.proto and versions.proto beside it.
@@ -132,7 +132,7 @@ def encoded_shape(lengths: tuple[int, ...]) -> bytes:
 def slice_of(serialized: bytes) -> Slice:
     """Return (start, length) of each dimension of a serialized TensorSlice; () for a scalar.
 
-    The length of a full dimension is None. Numbers may be negative.
+    The length of a full dimension is None. The numbers are not validated, and may be negative.
 
     Raises:
         CorruptFileError: The bytes are not a TensorSliceProto.

@@ -1,4 +1,4 @@
-"""Object graph of an object checkpoint.
+"""Object graph of a checkpoint of `tf.train.Checkpoint` (an object checkpoint).
 
 The message is TrackableObjectGraph of tensorflow/core/protobuf/trackable_object_graph.proto; a
 bundle stores it as a string under `KEY`.
@@ -137,7 +137,7 @@ def encode_graph(graph: ObjectGraph) -> bytes:
 
 
 def _decode_node(serialized: bytes) -> Node:
-    """Return the object in a serialized message."""
+    """Return the `Node` in a serialized message; raise CorruptFileError if it is invalid."""
     message = ProtoMessage(serialized, {1: BYTES, 2: BYTES, 3: BYTES})
     children: dict[str, int] = {}
     for child, name in _decode_rows(message, 1):

@@ -69,7 +69,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Raise unless slices with these `shapes` have as many elements as a tensor with `shape`.
+    """Raise unless slices of `shapes` together have as many elements as a tensor of `shape`.
 
     Raises:
         CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.
@@ -88,7 +88,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that the slices `boxes` do not overlap; allocate one byte per element of `shape`.
+    """Raise if two of the slices `boxes` overlap; allocate one byte per element of `shape`.
 
     Raises:
         CorruptFileError: Two slices overlap.

@@ -111,7 +111,7 @@ def _parse_state(text: str) -> CheckpointState:
     """Parse the text of a state file; the paths are not changed. Missing fields are empty.
 
     Raises:
-        CorruptFileError: The text or a field is invalid, or a field with one value is repeated.
+        CorruptFileError: The text or a field is invalid, or a field that is no list is repeated.
     """
     fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for name, values in parse_fields(text):
@@ -134,7 +134,7 @@ def _map_paths(state: CheckpointState, convert: Callable[[str], str]) -> Checkpo
 
 
 def _join_path(directory: str, path: str) -> str:
-    """Return `path` below `directory`, "" for ""; raise CorruptFileError if it leads out of it."""
+    """Join `directory` and `path`; return "" for "". Raise CorruptFileError for a path outside."""
     full_path = os.path.join(directory, path) if path else ""
     _relative_to(directory, full_path)
     return full_path

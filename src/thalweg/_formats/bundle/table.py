@@ -79,7 +79,7 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (upper bound of keys, offset, length) of each data block listed in `listing`."""
+    """Yield (upper bound of keys, offset, length) of each data block; `listing` is the index."""
     end = 0
     for limit, handle in _block_entries(listing):
         offset, length, position = _read_handle(handle, 0, len(handle))

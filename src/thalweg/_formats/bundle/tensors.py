@@ -1,4 +1,4 @@
-"""Tensors and strings of a bundle, read from its data files with checksums."""
+"""Tensors and strings of a TensorFlow checkpoint, read from data files with checksums."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class BundleReader:
         return min((entry.shard, entry.offset) for _, entry in self._requested[name].pieces)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
-        """Return a tensor. Slices are joined."""
+        """Read a tensor, and join its slices."""
         kind = NAMES[tensor.dtype]
         for _, entry in tensor.pieces:
             self._open_shard_of(entry)

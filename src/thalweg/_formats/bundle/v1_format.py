@@ -223,7 +223,7 @@ def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _
     """Return ({name: tensor} of a checkpoint, total size of its files in bytes).
 
     Raises:
-        CorruptFileError: A file does not describe its tensors, or a tensor has impossible slices.
+        CorruptFileError: A file lacks the list of its tensors, or a tensor has impossible slices.
     """
     tensors: dict[str, _Tensor] = {}
     total = 0

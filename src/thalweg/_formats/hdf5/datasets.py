@@ -109,9 +109,9 @@ def _inflate_chunk(
 def _decompress_lzf(source: SourceFile, offset: int, compressed: bytes, size: int) -> bytes:
     """Return decompressed bytes: runs of literal bytes, and copies of earlier bytes.
 
-    A control byte below 32 is the number of literal bytes, less one. Otherwise its upper three bits
-    are the length of a copy, less two (7: the next byte is added). The other bits and the next byte
-    are the distance to the copied bytes, less one.
+    A control byte below 32 is the number of literal bytes minus 1. In a greater control byte, the
+    upper three bits are the length of a copy minus 2; if they are 7, the next byte is added. The
+    lower five bits and the next byte are the distance to the copied bytes minus 1.
     """
     decoded, position = bytearray(), 0
     try:

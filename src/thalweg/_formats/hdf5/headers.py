@@ -22,10 +22,10 @@ class HeaderMessage(NamedTuple):
 
 
 def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """Return all messages of the object header at an address; a header can be read only once.
+    """Return all messages of the object header at an address.
 
     Raises:
-        DataLossError: The header is damaged.
+        DataLossError: The header is damaged, or was read before.
         UnsupportedCheckpointError: A message is shared, or of a later version of HDF5.
     """
     source.visit_once(address, "an object")
@@ -93,7 +93,7 @@ def _note_message(
     flags: int,
     payload: FilePart,
 ) -> None:
-    """Append a message to `messages`; for a continuation message, append to `blocks`."""
+    """Append a message to `messages`, or the (offset, size) in a continuation to `blocks`."""
     source = payload.source
     if kind == CONTINUATION:
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)

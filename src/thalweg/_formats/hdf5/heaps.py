@@ -27,7 +27,7 @@ def name_at(heap: FilePart, offset: int) -> str:
 
 
 class GlobalHeap:
-    """Storage of variable-length texts; a text has a collection's address and a number.
+    """Storage of variable-length texts, which are numbered in collections.
 
     Args:
         source: The file.
@@ -41,7 +41,7 @@ class GlobalHeap:
         """Return a text; raise DataLossError if it is missing or was returned before.
 
         Args:
-            reference: Length, address and number of the text, sixteen bytes.
+            reference: Sixteen bytes: the text's length, its collection's address, its number.
         """
         length, begin = reference.take_number(4), reference.offset
         address, index = reference.take_address(), reference.take_number(4)

@@ -48,7 +48,7 @@ def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
     """Return {name: member} of an archive.
 
     Raises:
-        DataLossError: The file is not an archive, is damaged, or would expand a hundredfold.
+        DataLossError: The file is not an archive, is damaged, or would expand over a hundredfold.
         UnsafeCheckpointError: A name leads out of the directory of the archive.
         UnsupportedCheckpointError: A member is encrypted, or its compression is not supported.
     """
@@ -182,7 +182,7 @@ def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
 
 
 def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> memoryview:
-    """Return the bytes of a member after decompression; raise DataLossError if damaged."""
+    """Return the decompressed bytes of a member, which begins at `begin`; raise if damaged."""
     # A negative size of the window: members have no header or checksum of zlib.
     stream, inflated = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:

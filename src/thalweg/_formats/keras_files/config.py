@@ -81,7 +81,7 @@ def _check_class_name(source: str, name: object) -> str:
 
 
 def layers_of(description: dict[str, object]) -> dict[str, str]:
-    """Return {group in the file: name} of a model's layers, in the model's order.
+    """Return {HDF5 group: layer name} from a model's JSON description, in the model's order.
 
     Keras 3 names the groups of dense layers "dense", "dense_1", "dense_2".
     """

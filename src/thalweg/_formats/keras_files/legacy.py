@@ -70,7 +70,7 @@ def _read_arrays(source: SourceFile, group: Group) -> Arrays:
 
 
 def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[str]:
-    """Yield the names in the attribute `list_name`, or in attributes with numbers appended."""
+    """Yield the names in the attribute `list_name`, or if it is split, `list_name` + "0", "1"..."""
     attributes = group.attributes
     if list_name not in attributes and f"{list_name}0" not in attributes:
         raise source.data_loss_error(0, f"{group.name!r} has no {list_name!r}")

@@ -122,7 +122,7 @@ def convert(
 def compare_converted(
     tf_path: Path, path: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """Return the tensors of two files under equal names, after converting a file in memory.
+    """Convert one of two files in memory; return the tensors of both under equal names.
 
     If `path` was converted from TensorFlow, `tf_path` is converted. Both then have the names of a
     thalweg file. If not, `path` is converted, and both have TensorFlow's names.
@@ -255,10 +255,10 @@ def _omitted_names(
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """Return the names of tensors and string tensors that are not converted.
+    """Return the names of tensors that are not converted, except "save_counter".
 
-    If the file names an optimizer's class without its state, the result has a text about this. With
-    `has_steps`, step counters are converted.
+    `has_steps` is True if step counters are converted. If the file has an optimizer's class but no
+    state, the last element is a text with this class.
     """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
@@ -284,9 +284,9 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> list[StoredTensor]:
-    """Return the tensors of an optimizer that are converted.
+    """Return the converted tensors of an optimizer: all except slots of omitted variables.
 
-    All scalars are, because the new optimizer's arguments include or imply the scalars.
+    Scalars are converted because the new optimizer's arguments include or imply the scalars.
     """
     source, slots = checkpoint.source, detected.slots
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -348,10 +348,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (keyword arguments of `save` for a thalweg file, names of omitted entries).
+    """Return (keyword arguments of `save` except `prefix` and `progress`, omitted names).
 
-    `prefix` and `progress` are missing. The optimizer and the variables are new objects with the
-    contents of the file.
+    The arguments describe the thalweg file at `path`: the optimizer and the variables are new
+    objects with its contents.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False

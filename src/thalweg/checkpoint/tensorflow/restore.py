@@ -117,10 +117,10 @@ def choose_optimizer(
     index: int | None,
     arguments: Mapping[str, object],
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
-    """Return (checkpoint, its optimizer or None).
+    """Return (checkpoint, its optimizer or None); `index` is the argument `which` of `restore`.
 
-    If the file does not determine which tensors are slots, the checkpoint is sorted anew by the
-    class of `optimizer`. Arguments and errors are those of `restore`.
+    If names do not show which tensors are slots, the checkpoint is sorted anew by the class of
+    `optimizer`. Errors are as for `restore`.
     """
     checkpoint = _sort_for_optimizer(checkpoint, optimizer, arguments, targets)
     return checkpoint, _find_optimizer(checkpoint, optimizer, index)
@@ -148,8 +148,9 @@ def _sort_for_optimizer(
 ) -> TensorFlowCheckpoint:
     """Return the checkpoint, sorted anew into variables and slots for the class of `optimizer`.
 
-    Only two kinds of files are sorted anew: files of a `tf.train.Saver` if `optimizer` is of
-    `thalweg.v1`, and Keras files without a Keras class or with unassigned slots.
+    For `thalweg.v1`, files of `tf.train.Saver` are sorted anew. For `thalweg.keras`, Keras files
+    without a Keras class and object checkpoints with unassigned slots are sorted anew. All other
+    checkpoints are returned unchanged.
     """
     inner, is_class = loadings.inner_of(optimizer), inspect.isclass(optimizer)
     cls = cast(type[Any], optimizer if is_class else inner.__class__)
@@ -207,7 +208,7 @@ def _find_optimizer(
 def _prepare_loss_scale(
     detected: FoundOptimizer | None, arguments: dict[str, object]
 ) -> state.Loading:
-    """Remove a `LossScale` from `arguments`; return the writes that set it from the file.
+    """Pop a `LossScale` from `arguments`; return the writes that load its state from the file.
 
     Return no writes if `arguments["loss_scale"]` is not a `LossScale`.
 
@@ -262,7 +263,7 @@ def _make_optimizer(
     """Return the optimizer to load: `optimizer`, or a new optimizer if it is a class or None.
 
     With None, the new optimizer has the class in the file. Return None if `optimizer` is False, or
-    if it is None and the file has no optimizer.
+    if `optimizer` is None and the file has no optimizer.
     """
     if optimizer is False or (optimizer is None and detected is None):
         if arguments:

@@ -101,7 +101,7 @@ def _sgd_counterpart(
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
-    """Return the counterpart of a rule for `torch.optim.RMSprop` with or without these options.
+    """Return the counterpart for `torch.optim.RMSprop` with these values of `momentum`, `centered`.
 
     With `may_lack`, a missing momentum buffer of torch stands for zeros.
     """

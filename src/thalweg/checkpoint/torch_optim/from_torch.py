@@ -124,7 +124,7 @@ def _has_state(parameter: Parameter) -> bool:
 def _check_surplus(
     counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> None:
-    """Raise CheckpointMismatchError if torch's state has an entry that no slot corresponds to.
+    """Raise CheckpointMismatchError if torch's state has an entry without a corresponding slot.
 
     `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
     """

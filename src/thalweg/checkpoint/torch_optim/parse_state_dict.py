@@ -130,16 +130,16 @@ def match_parameters(
 ) -> list[tuple[Parameter, Tensor]]:
     """Return (parameter, variable) pairs of a torch optimizer.
 
-    Parameters of the torch optimizer itself are matched by identity. Other variables are matched by
-    name if all parameters and variables have names, and by order if not.
+    A list with any parameter of the torch optimizer itself is matched by identity. Other variables
+    are matched by name if all parameters and variables have names, and by order if not.
 
     Args:
-        state_or_optimizer: The torch optimizer that the state was read from, or anything else.
+        state_or_optimizer: The torch optimizer that the state was read from, or its state dict.
         variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 
     Raises:
-        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer, or a
-            name does not have a variable of its own.
+        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer. Or
+            a name stands for no variable, several variables, or the variable of another name.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     params: list[Tensor] = []
@@ -162,7 +162,7 @@ def match_parameters(
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
     """Return (names, variables); names are the keys of a dict, or None if there is no dict.
 
-    Raise InvalidArgumentError if a name has no or several variables, or two names have the same.
+    Raise InvalidArgumentError if a name has no or several variables, or if two names share one.
     """
     if not isinstance(variables, Mapping):
         tensors = distinct(flatten(variables))
@@ -207,7 +207,7 @@ def _match_by_order(
 def _match_by_name(
     torch_state: TorchState, names: Sequence[str], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return (parameter, variable) pairs of equal names; raise if names differ."""
+    """Return (parameter, variable) pairs in the order of `names`; raise if names differ."""
     saved_names = [parameter.name for parameter in torch_state.parameters]
     parameters = dict(zip(saved_names, torch_state.parameters, strict=True))
     problems = [f"'{name}' is none of its parameters" for name in names if name not in parameters]

@@ -171,7 +171,7 @@ def _export_states(
 
 
 def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
-    """Return a copy of a slot, divided by `rates` times the learning rate `rate`.
+    """Return a copy of a slot, divided by the product of `rates` and the learning rate `rate`.
 
     If `rates` is 0, the slot is not divided. `name` is for messages.
     """

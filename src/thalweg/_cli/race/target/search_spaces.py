@@ -77,7 +77,8 @@ class Space:
 
         Args:
             index: The number of the trial, counted over all studies. It selects one of `points`.
-            unit: Without `points`, a number in [0, 1) for each of `choices`, which selects a value.
+            unit: One number in [0, 1) per entry of `choices`, to select a value; unused if the
+                space has `points`.
         """
         if self.points:
             return dict(self.points[index % len(self.points)])

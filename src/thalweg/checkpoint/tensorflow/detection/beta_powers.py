@@ -45,9 +45,9 @@ def with_powers(
 ) -> list[FoundOptimizer]:
     """Return copies of the optimizers with beta powers, and step counts inferred from the powers.
 
-    A set has the powers of one optimizer; equal sets count once. Sets are assigned to optimizers in
-    order. If the order is unknown, each optimizer is returned once per set, with a note. The order
-    of several sets is unknown if optimizers differ from sets in number, or have different names.
+    A set has the powers of one optimizer. If all sets are equal, the first is for all optimizers.
+    Else sets and optimizers with powers are paired in order. This needs equal numbers of both, and
+    a common name of the optimizers. If not, each optimizer is returned once per set, with a note.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}

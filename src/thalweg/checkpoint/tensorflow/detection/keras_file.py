@@ -163,9 +163,9 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 
 
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
-    """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
+    """Return the optimizer of a file with numbered arrays: iterations, learning rate, slots.
 
-    If no family (class with its slots) or several families fit, the result has no slots, and the
+    The arrays must fit the slots of exactly one class. If not, the result has no slots, and the
     reason is in its `lost`.
     """
     scalars, arrays = _split_scalars(file)
@@ -219,10 +219,10 @@ def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple
 def _list_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """Split arrays into learning rate and slots; return pairs (list of the rate, slots).
+    """Return the possible divisions of `arrays` as pairs ([learning rate] or [], slots).
 
-    The list of the rate is empty if Keras saved a schedule. In a `.weights.h5` file, a first scalar
-    may be a rate or a slot. Then the result has two pairs, the likelier first.
+    There is no rate if Keras saved a schedule, or if the first array is not a scalar. In a
+    `.weights.h5` file, a first scalar may be a rate or a slot: two pairs, the likelier first.
     """
     splits = [(arrays[:1], arrays[1:]), (arrays[:0], arrays)]
     # An array that is not a scalar is a slot.
@@ -316,7 +316,7 @@ def _describe_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the optimizer in a file. Its `family` is None unless `families` has one element.
+    """Return the optimizer in a file; `family` is None unless `families` has one element.
 
     Args:
         families: The classes that the arrays fit, with their slots.

@@ -49,7 +49,7 @@ def sorted_objects(
 
     Args:
         stored_tensors: {key: tensor}.
-        class_name: Optional. The class of a Keras 3 optimizer whose name is not its class.
+        class_name: Optional. The class of a Keras 3 optimizer that has another name in the file.
 
     Raises:
         DataLossError: The graph refers to a missing tensor or node.
@@ -83,7 +83,7 @@ def sorted_objects(
 
 
 class _GraphView:
-    """Object graph with the names of its nodes.
+    """Object graph of a checkpoint, with a name for each node.
 
     Attributes:
         keys: {node number of a variable: key of its value}.

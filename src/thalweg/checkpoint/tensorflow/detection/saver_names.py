@@ -41,8 +41,8 @@ def sorted_names(
 
     Args:
         stored_tensors: {name: tensor}.
-        families: Optional. Optimizer classes with their slots that are known to be in the file.
-            Their slot names take precedence over TensorFlow's defaults.
+        families: Optional. The user's optimizer classes, with their slots. Slot names of these
+            classes take precedence over TensorFlow's defaults.
     """
     mixed, other_tensors = split_mixed_precision(stored_tensors)
     powers, other_tensors = split_powers(other_tensors)
@@ -84,8 +84,8 @@ def _add_loss_scale(
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Add the file's loss scale, with notes, to a copy of the only optimizer.
 
-    If the file has a loss scale but no slots, the optimizer is made from the first entry of
-    `families` without slots. With several optimizers, the loss scale is not added.
+    If `optimizers` is empty, an optimizer for the scale is made from the first family without
+    slots. With several optimizers or none, the loss scale is not added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -215,12 +215,12 @@ def _find_scoped_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name} for slots whose names begin with an additional scope.
 
-    An optimizer made in a scope prepends the scope to all its slots. So all slots in a scope are
-    left out in two cases: a slot in the scope matches no variable of equal shape, or a variable in
-    `unscoped_variables` is in the scope.
+    An optimizer made in a scope prepends the scope to all its slots. So a scope is ignored if one
+    of its slots matches no variable of equal shape. A scope is also ignored if it contains a
+    variable in `unscoped_variables`.
 
     Args:
-        names: The names of slots with one stem for which no variable "w" of "w/stem" exists.
+        names: Slot names with one stem, such as "scope/w/Adam"; no variable is called "scope/w".
         unscoped_variables: The variables that have a slot of this stem without additional scopes.
     """
     locations: dict[str, tuple[str, str]] = {}
@@ -246,9 +246,9 @@ def _identify_by_stem(
 ) -> list[FoundOptimizer]:
     """Return the optimizers whose slots have this stem.
 
-    A variable may have slots of one or of several equal optimizers. First, a family (class) with
-    this number of slots is searched. Second, the number is divided among several optimizers. If no
-    or several families fit, return one optimizer with all slots and without a family.
+    The largest number of slots per variable decides. A family (class) with this number of slots is
+    preferred. Else, a family whose number of slots divides it stands for several equal optimizers.
+    If the family is not unique, return one optimizer with all slots and `family` None.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]

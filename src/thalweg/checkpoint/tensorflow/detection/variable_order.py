@@ -22,11 +22,10 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """Return the names of the trained variables, one per slot shape; None if this is ambiguous.
+    """Return the names of the trained variables, one per element of `shapes`; None if ambiguous.
 
-    `shapes` are the slots' shapes in the order of the model's variables. `.h5` files and most
-    `.keras` files list variables in this order. A file without the order lists layers by name. The
-    result is then None unless exactly one order of the layers has these shapes.
+    `shapes` has the shape of one slot per variable, in the order of the model. If the file lists
+    layers by name instead of this order, exactly one order of the layers must have these shapes.
     """
     names = [
         name
@@ -50,7 +49,7 @@ def _is_ordered(locations: Sequence[Place]) -> bool:
 
 
 def _may_follow(location: Place, next_location: Place) -> bool:
-    """Return True if `next_location` may come directly after `location` in the model."""
+    """Return True if a variable at `next_location` may directly follow one at `location`."""
     # Two layers of the model, which the file lists in order.
     if location[0] != next_location[0]:
         return location[0] is not None and next_location[0] is not None
@@ -75,9 +74,9 @@ def _order_by_blocks(
 ) -> list[str] | None:
     """Return the variables in the order of their slots; None if no or several orders are possible.
 
-    All variables must have a slot. Layers of the model keep their order. The variables in a layer
-    keep their order if it is certain; if not, `_order_by_layers` finds the order. Without layer
-    numbers, all variables count as one layer.
+    All variables must have a slot. Numbered layers keep their order. If the order of variables in a
+    layer is uncertain, `_order_by_layers` finds the order. Without layer numbers, all variables
+    count as one layer.
 
     Args:
         variable_shapes: {name: shape} of the variables, in the order of the file.
@@ -191,11 +190,11 @@ class Owner:
 def owners_of(
     slot_keys: Sequence[tuple[str, Shape]], variables: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """Return ([variable of each slot or None], reasons for None).
+    """Return ([variable of each slot or None], texts about slots without a variable).
 
-    A slot belongs to the only variable with the full name and shape in `slot_keys`. Several
-    variables with equal name and shape are paired with slots in order. This needs numbered layers,
-    and all slots in the order of the variables.
+    A slot belongs to the variable with its full name and shape. Several such variables are paired
+    with slots in order. This needs numbered layers, and all slots in the order of the variables.
+    Else the element is None.
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.

@@ -192,7 +192,7 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return {key: zeros} of gradient sums; {} without them. `keys` is {id(variable): key}."""
+    """Return {key: zeros} for the gradient sums of `opt`, if any; `keys` is {id(variable): key}."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._pipeline.mixed is not None
@@ -230,7 +230,7 @@ def loading_v1(
 def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
     """Return a copy of `slots` with moving averages, if `optimizer` is a `MovingAverageOptimizer`.
 
-    A wrapped `MovingAverageOptimizer` counts, too. For other optimizers, return `slots`.
+    This includes a wrapped `MovingAverageOptimizer`. For other optimizers, return `slots`.
     """
     wrapper: Any = optimizer
     while not isinstance(wrapper, MovingAverageOptimizer):
@@ -256,10 +256,7 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Return the reasons why these powers are not powers of these betas after equal step counts.
-
-    Return [] if there is no contradiction.
-    """
+    """Return the reasons why `powers` cannot be powers of `betas` after one step count, or []."""
     problems: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: power for name, power in powers.items() if power.is_floating_point()}

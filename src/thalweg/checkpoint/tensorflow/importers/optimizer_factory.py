@@ -87,9 +87,9 @@ def check_lost(detected: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
-    """Return the descriptions (`Family`) of a class of `thalweg.v1` with its slots.
+    """Return the `Family` objects of a `thalweg.v1` class and of its nearest known base class.
 
-    `title`, after which slots are named, is the argument `name`, or the default of this argument.
+    The argument `name`, or its default, becomes the `title`, after which slots are named.
     """
     class_name, *base_names = (base.__name__ for base in cls.__mro__)
     known_bases = [name for name in base_names if any(family.cls == name for family in V1)]

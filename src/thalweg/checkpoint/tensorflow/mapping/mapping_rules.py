@@ -108,7 +108,7 @@ class Rules:
 
     @classmethod
     def of(cls, rules: object) -> Rules | None:
-        """Return the rules in a file, a dictionary or a function. `Rules` and None are unchanged.
+        """Return the rules in a file, a dictionary or a function; return `Rules` or None unchanged.
 
         Raises:
             MissingFileError: The file does not exist.

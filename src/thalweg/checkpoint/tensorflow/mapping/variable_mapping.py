@@ -72,7 +72,8 @@ def map_variables(
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
     """Return {variable: destination} for the variables that a rule matches.
 
-    If a variable has two names, a name with a target is preferred to an omitted name.
+    A destination with target None omits the variable. If both names of a variable match a rule, the
+    first destination with a target counts.
     """
     destinations: dict[str, Place] = {}
     for name, aliases in names.items():
