@@ -94,7 +94,7 @@ def check_reductions(
     *,
     is_by_shape: bool = False,
 ) -> None:
-    """Raise an error if a step reduces over a parameter that a flat buffer splits or joins.
+    """Raise an error if a step needs full parameters, but a flat buffer splits or joins them.
 
     Do nothing if the rule and the transforms are elementwise.
 

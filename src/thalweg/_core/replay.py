@@ -218,7 +218,8 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: {key of a place: {name: scalar}}. Scalars that reductions compute are missing.
+            scalars: {key: {name: scalar}} for each place, a set of variables with equal scalars.
+                Scalars that reductions compute are missing.
         """
         offset = 0
         if self.measures is not None:

@@ -163,7 +163,7 @@ def _check_all(
 ) -> None:
     """Raise an error if a gradient cannot be added to its sum; `get_names` is for the message.
 
-    Dense gradients are checked together first. Only if this fails, they are checked singly.
+    Dense gradients are checked together, and one by one only if the common check fails.
     """
     pairs = list(zip(grads, sums, strict=True))
     if _are_addable(pairs):
