@@ -238,7 +238,7 @@ class GradientTape:
             _recording.tapes.remove(self)
 
     def _edge(self, tensor: torch.Tensor) -> torch.Tensor | GradientEdge | None:
-        """Return the graph edge of a watched tensor, else the tensor; None if it is unrecorded."""
+        """Return a tensor, or the graph edge of a watched tensor; None for an unrecorded tensor."""
         if id(tensor) in self._watched_edges:
             # A watched tensor may not require a gradient after the tape's end, but its edge stays.
             return self._watched_edges[id(tensor)][1]
@@ -327,8 +327,8 @@ def _differentiate(
 ) -> list[Gradient]:
     """Return a gradient for each of `tensors`; None for a skipped or unconnected tensor.
 
-    `inputs` has each tensor itself, its graph edge, or None to skip it. An output of None is left
-    out. `weights` are the gradients of the outputs.
+    For each of `tensors`, `inputs` has the tensor, its graph edge, or None to skip the tensor. An
+    output of None is left out. `weights` are the gradients of the outputs.
     """
     starts = [
         (output, weight)

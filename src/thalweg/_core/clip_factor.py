@@ -69,8 +69,8 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
 
     Args:
         squares_of: `squares_of(formula)` returns the sum of `formula` over each gradient, float64
-            of shape (n,). The first call has `gradient_squares`. If its sums may overflow or
-            vanish, further calls have formulas of scaled squares.
+            of shape (n,). The first call has `gradient_squares`. If these squares may overflow
+            or vanish, further calls have formulas of scaled squares.
         is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))

@@ -37,7 +37,7 @@ class AddedParams:
         self._has_matrices = False
 
     def add(self, params: Sequence[Tensor]) -> None:
-        """Add parameters to the summary."""
+        """Add parameters to the record."""
         self._ids.update(map(id, params))
         self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
 

@@ -482,7 +482,7 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the plan fits its slots and these gradients.
+    """Return True if the plan is still valid for its slots, and valid for new gradients.
 
     The gradients are bound to the plan for this check, and released afterwards.
 

@@ -39,7 +39,7 @@ def _trace_scalars(
     """Return a program for the numbers of a variable that formulas after `groups` read.
 
     A number is a sum over the variable, or what a stage has computed in its place. The program runs
-    the stages of `groups` over numbers, sizes and scalars of the step.
+    the stages (functions of sums) of `groups` over numbers, sizes and scalars of the step.
 
     Args:
         groups: The first groups of the rule's passes.
@@ -283,8 +283,8 @@ def _launch_sweeps(
 ) -> list[Any]:
     """Return the launches of sweeps, which are kernels of sums, in order.
 
-    The first launch runs stages. Another launch of stages follows each sweep. A program precedes a
-    sweep that reads numbers of earlier sweeps.
+    The first launch runs stages (functions of sums), as does a launch after each sweep. A program
+    precedes a sweep that reads numbers of earlier sweeps.
 
     Args:
         rule, groups: The rule, and the result of `group_passes`.

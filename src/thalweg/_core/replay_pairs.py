@@ -167,8 +167,8 @@ class ReplayedPairs:
     ) -> bool:
         """Guard all tensors and attributes of the step, and describe the step to native code.
 
-        Return False if a tensor or the attributes of a variable cannot be guarded, or if a tensor
-        has been given other memory since the plan.
+        Return False if a tensor or the attributes of a variable cannot be guarded, or if the memory
+        of a tensor was replaced after planning.
 
         Raises:
             LayoutError: A counter is in read-only memory.
@@ -254,7 +254,7 @@ class ReplayedPairs:
 
         Args:
             dtype: The compute dtype.
-            values: The dict that `values_of` of `take` returns for this dtype; changed in place.
+            values: The result of `values_of(dtype)` in `take`; changed in place.
         """
         values[name] = value
         for launch, scalars in self._scalars:

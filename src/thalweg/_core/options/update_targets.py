@@ -197,7 +197,7 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy offloaded parameters that were written since the last step to their targets.
+        """Update the targets of offloaded parameters that were written since the last step.
 
         Return the targets of all parameters, in the order of `stand_for`.
         """
