@@ -158,9 +158,9 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        The first call computes one step. Each call doubles the number, up to `MOST_COMING`, if all
-        computed steps were taken. Return False if no scalars were stored. Reasons are an error in a
-        formula, a computation that native code lacks, or a step of a signal handler.
+        Compute twice as many steps as before, up to `MOST_COMING`, if all of them were taken; if
+        not, compute one. Return False if no scalars were stored. Reasons are an error in a formula,
+        a computation that native code lacks, or a step of a signal handler.
 
         Args:
             count_before: The number of steps that this replay has taken.
