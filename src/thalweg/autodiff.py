@@ -1,4 +1,4 @@
-"""`GradientTape` over torch's autograd, and gradients as optimizers take them.
+"""`GradientTape` over torch's autograd, and functions that compute gradients for optimizers.
 
 Torch records always, not only under a tape. So a gradient also flows through what was computed
 from a variable before the tape began, where TensorFlow returns None.
@@ -238,7 +238,7 @@ class GradientTape:
             _recording.tapes.remove(self)
 
     def _edge(self, tensor: torch.Tensor) -> torch.Tensor | GradientEdge | None:
-        """Return a tensor, or its graph edge if watched; None if this tape did not record it."""
+        """Return a tensor, or the graph edge of a watched tensor; None for an unrecorded tensor."""
         if id(tensor) in self._watched_edges:
             # A watched tensor may not require a gradient after the tape's end, but its edge stays.
             return self._watched_edges[id(tensor)][1]
@@ -327,8 +327,8 @@ def _differentiate(
 ) -> list[Gradient]:
     """Return a gradient for each of `tensors`; None for a skipped or unconnected tensor.
 
-    `inputs` has each tensor itself, its graph edge, or None to skip it. An output of None is left
-    out. `weights` are the gradients of the outputs.
+    For each of `tensors`, `inputs` has the tensor, its graph edge, or None to skip the tensor. An
+    output of None is left out. `weights` are the gradients of the outputs.
     """
     starts = [
         (output, weight)
@@ -373,7 +373,7 @@ def _by_backward(
     inputs: Sequence[torch.Tensor],
     retain_graph: bool,
 ) -> Iterator[torch.Tensor | None]:
-    """Return the gradients of `inputs` from a `backward` that runs hooks; restore each `grad`."""
+    """Compute gradients of `inputs` by a `backward` that runs hooks; keep each `grad` unchanged."""
     outputs = [output for output, _ in starts]
     leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *inputs]}.values()
     previous_grads = [leaf.grad for leaf in leaves]

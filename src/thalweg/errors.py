@@ -1,4 +1,4 @@
-"""Exceptions and warnings of the library, each also of a standard class."""
+"""Exceptions and warnings of the library, which are subclasses of standard classes."""
 
 import difflib
 import os

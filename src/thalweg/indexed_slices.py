@@ -100,7 +100,7 @@ class IndexedSlices:
         Raises:
             InvalidTypeError: The tensor is not in COO layout.
             InvalidArgumentError: The tensor has several sparse dimensions.
-            LayoutError: The storage of the indices was cut.
+            LayoutError: The storage of the indices was truncated.
         """
         if tensor.layout != torch.sparse_coo:
             raise InvalidTypeError(f"expected a sparse COO tensor, not {tensor.layout}.")

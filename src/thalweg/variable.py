@@ -94,7 +94,7 @@ def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
         InvalidTypeError: `value` is not numeric or is ragged, or torch cannot cast it to `dtype`:
             floats to integers, or complex to real numbers.
         InvalidArgumentError: A Python int is out of the range of `dtype`.
-        LayoutError: `value` is a tensor with a cut storage and must be converted.
+        LayoutError: `value` is a tensor with a truncated storage and must be converted.
     """
     target_dtype = None if dtype is None else as_dtype(dtype)
     tensor = value if isinstance(value, torch.Tensor) else _from_numbers(value)
@@ -180,7 +180,7 @@ def _full_name(name: str) -> str:
 def check_held(tensor: torch.Tensor, subject: str = "") -> None:
     """Raise LayoutError if a tensor's storage is smaller than its elements need.
 
-    Reading a tensor with a cut storage would crash the process.
+    Reading a tensor with a truncated storage would crash the process.
 
     Args:
         tensor: Any tensor. Sparse and meta tensors are accepted without a check.
@@ -234,11 +234,11 @@ class Value(torch.Tensor):
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
     """Return a copy of a tensor of any device as a NumPy array.
 
-    Torch makes the copy, because torch marks memory that NumPy has shared for the rest of its life.
+    NumPy shares only the memory of the copy, because torch marks shared memory permanently.
 
     Raises:
         TypeError: NumPy lacks the dtype.
-        LayoutError: The tensor's storage was cut.
+        LayoutError: The tensor's storage was truncated.
     """
     check_held(tensor)
     return tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().numpy()
@@ -249,7 +249,7 @@ def numpy_array(tensor: torch.Tensor) -> np.ndarray:
 
     Raises:
         TypeError: NumPy lacks the dtype, and ml_dtypes lacks it or is not installed.
-        LayoutError: The tensor's storage was cut.
+        LayoutError: The tensor's storage was truncated.
     """
     try:
         return numpy_copy(tensor)
@@ -287,7 +287,7 @@ class Variable(torch.nn.Parameter):
 
     Raises:
         InvalidTypeError: The initial value is sparse or not numeric, or the name is not a string.
-        LayoutError: The initial value is a tensor whose storage was cut.
+        LayoutError: The initial value is a tensor whose storage was truncated.
         InvalidArgumentError: A Python int is out of the dtype's range, or the constraint is not
             callable.
 
@@ -378,7 +378,7 @@ class Variable(torch.nn.Parameter):
         Raises:
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ, or the value is not numeric.
-            LayoutError: The storage of the variable or of the value was cut.
+            LayoutError: The storage of the variable or of the value was truncated.
         """
         tensor = self._operand(value, getattr(self, "_takes", None))
         with no_grad():

@@ -1,3 +1,3 @@
-"""The version of thalweg, for what cannot import all of it."""
+"""The version of thalweg, for code that cannot import the whole package."""
 
 __version__ = "0.1.0"

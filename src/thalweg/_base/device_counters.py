@@ -48,9 +48,9 @@ _transfers: MutableMapping[Tensor, list[Any]] = WeakTensorKeyDictionary()
 def number_of(counter: Tensor) -> Any:
     """Return the value of a counter as a Python number.
 
-    If `moved` has sent the value to the host, wait for the transfer. Otherwise, or after a later
-    write to the counter, call `counter.item()`, which synchronizes. A write to `counter.data` or by
-    a collective is not detected: the old value is returned until the next step.
+    Wait for the transfer to the host that `moved` has started. Without a transfer, or after another
+    write to the counter, synchronize by `counter.item()`. A write to `counter.data` or by a
+    collective is not detected: the old value is returned until the next step.
 
     Raises:
         LayoutError: The tensor has no memory.

@@ -11,8 +11,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 def exported_from(module: str) -> Callable[[T], T]:
     """Return a decorator that sets an object's `__module__` to a public module.
 
-    Documentation and pickles then name the public module. Place it above `dataclass`, which looks
-    up annotations in the defining module.
+    Documentation and pickles then name the public module. Place the decorator above `dataclass`,
+    which looks up annotations in the defining module.
     """
 
     def set_module(public: T) -> T:

@@ -1,4 +1,4 @@
-"""`FusedStage`: a `Stage` of a rule, written as a formula; and means for such formulas."""
+"""`FusedStage`: a `Stage` of a rule, written as a formula; and averages for such formulas."""
 
 from __future__ import annotations
 

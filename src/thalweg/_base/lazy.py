@@ -49,7 +49,7 @@ def offered(
 ) -> Any:
     """Import an attribute from a submodule, store it in a module, and return it.
 
-    The module's `__getattr__` calls this function. A submodule is imported and returned itself.
+    The module's `__getattr__` calls this function. If `name` is a submodule, import and return it.
 
     Args:
         module_name: The name of the module.

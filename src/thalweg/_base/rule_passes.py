@@ -228,8 +228,8 @@ def check_passes(rule: Any) -> None:
 def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
     """Raise RuleError unless all stages of a rule over full matrices have the same layout.
 
-    In a rule with a `Measure`, or with a slot per row or column, a stage without `of_matrices` must
-    not have a layout. Such a rule needs a stage with `of_matrices` for a slot with a shape.
+    A rule with a `Measure`, or with a slot per row or column, has two more conditions. A stage
+    without `of_matrices` has no layout. A slot has a shape only if a stage has `of_matrices`.
     """
     line_stages = [stage for stage in stages if not stage.of_matrices]
     has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)

@@ -25,7 +25,7 @@ class Dimension(int):
 
 
 class UnknownDimension:
-    """Size that only a run knows: its `value` is None, and arithmetic returns the size itself."""
+    """Size that only a run knows: `value` is None, and arithmetic returns the unknown size."""
 
     __slots__ = ()
 

@@ -157,7 +157,7 @@ def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) ->
 
 
 def _scatter(update: str) -> Callable[..., Any]:
-    """Return a method that applies IndexedSlices to a variable in place, such as by "add"."""
+    """Return a method that changes rows of a variable in place, by `update` such as "add"."""
 
     def apply(
         var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None

@@ -68,9 +68,9 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
     """Return the global norm of gradients as a `Norm`, which does not overflow.
 
     Args:
-        squares_of: `squares_of(formula)` returns the sum of a formula of squares over each
-            gradient, float64 of shape (n,). The formula is `gradient_squares`. If float64 squares
-            may overflow or vanish, formulas in `SCALED_SQUARES` follow.
+        squares_of: `squares_of(formula)` returns the sum of `formula` over each gradient, float64
+            of shape (n,). The first call has `gradient_squares`. If these squares may overflow
+            or vanish, further calls have formulas of scaled squares.
         is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))

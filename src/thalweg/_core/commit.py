@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
     """Result of a step.
 
     Attributes:
-        taken: Whether the step was taken; a bool tensor of shape () if only a device can decide.
+        taken: True if the step was taken; a bool tensor of shape () if only a device can decide.
         errors: The exceptions raised after the writes.
     """
 
@@ -69,13 +69,12 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add the note `notes[0]` to an exception. If `notes` is empty, note that nothing has changed.
-
-    `notes[0]` replaces an earlier note that nothing has changed. No note is added twice.
+    """Note on an exception that the step was written, or that nothing has changed.
 
     Args:
-        error: The exception; changed.
-        notes: Sentences about the writes of the step; [] if nothing was written.
+        error: The exception; changed. No note is added twice.
+        notes: The note is `notes[0]`, which replaces a note that nothing has changed. [] if nothing
+            was written.
     """
     if notes:
         error.__notes__ = [note for note in _list_notes(error) if note != _NOT_APPLIED_NOTE]
@@ -189,17 +188,17 @@ def _drain_pending(
     end: int,
     message: str,
 ) -> None:
-    """Call all functions of `pending` in order, even if a function raises an exception.
+    """Call the functions of a step in order, and continue after an exception.
 
     An exception before the writes, while `notes` is empty, is raised. A later exception is appended
     to `errors` with a note.
 
     Args:
-        remaining: The iterator `calls(pending)`, which calls a function per `next`.
+        remaining: Iterator whose `next` calls the next function of `pending`.
         pending: Iterator of the functions that were not called yet.
         notes: Not empty after the writes.
         errors: The list to which exceptions are appended.
-        missing: {index of a callback: note if the callback fails}.
+        missing: {index of a callback: argument `missing` of `add_taken` if the callback fails}.
         end: The index of the last function.
         message: The note of exceptions without an entry in `missing`.
     """

@@ -61,8 +61,8 @@ class Names:
     def find(self, name: str) -> Any:
         """Return the class or function with this name in files; None if there is none.
 
-        If the name is not registered yet, front ends are imported until it is: for "keras:x" first
-        "keras", then all others.
+        Front ends are imported until the name is registered. The front end in the name comes first,
+        such as "keras" for "keras:x".
         """
         # False sorts before True: the front end in the name comes first.
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):

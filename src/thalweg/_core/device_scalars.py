@@ -25,14 +25,13 @@ def device_columns(
 ) -> Columns:
     """Return a rule's scalars in a step as `Columns`, with vectors on a device.
 
-    A scalar that is a tensor becomes a vector over the variables in `by_variable`. All other
-    scalars are handled by `columns_of`.
+    If a scalar is a tensor in any group, `by_variable` has a vector with its number for each
+    variable. `columns_of` handles all other scalars.
 
     Args:
         groups: The parameter group of each variable; None for a single group.
         scalars_of: `scalars_of(dtype, group)` returns {name: scalar}.
-        dtypes: The compute dtypes of the step.
-        variables: The variables, whose dtypes determine the compute dtypes.
+        dtypes, variables: As for `columns_of`.
         device: The device of the vectors.
     """
     var_dtypes = [compute_dtype(var.dtype) for var in variables]
@@ -62,7 +61,7 @@ def expand_to_variables(
         keys: For each variable its key, such as (dtype, group).
         values: {key: number, tensor of shape (), or vector over all variables}. Elements of a
             vector are used for the variables with its key.
-        device: The device of the result.
+        device: The device of the result, and of tensors in `values`.
     """
     pieces: list[Tensor] = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):

@@ -37,7 +37,7 @@ class AddedParams:
         self._has_matrices = False
 
     def add(self, params: Sequence[Tensor]) -> None:
-        """Add parameters to the summary."""
+        """Add parameters to the record."""
         self._ids.update(map(id, params))
         self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
 
@@ -94,7 +94,7 @@ def check_reductions(
     *,
     is_by_shape: bool = False,
 ) -> None:
-    """Raise an error if a step reduces over a parameter that a flat buffer splits or joins.
+    """Raise an error if a step needs full parameters, but a flat buffer splits or joins them.
 
     Do nothing if the rule and the transforms are elementwise.
 

@@ -51,7 +51,7 @@ _SAFE = 1e38
 
 
 class PlainRange(NamedTuple):
-    """Sums of squares and norms for which the clip factor's formula needs no scaling."""
+    """Range of sums of squares and of norms in which the clip factor's formula needs no scaling."""
 
     dtype: Dtype
     lowest: float
@@ -246,7 +246,7 @@ class GradientStats:
 
     @property
     def plain_range(self) -> PlainRange:
-        """Sums of squares and norms for which the plain formula of the clip factor is exact.
+        """Range of sums of squares and of norms in which the clip factor's plain formula is exact.
 
         Outside of this range, the factor needs sums of scaled squares, which do not overflow.
         """
@@ -367,13 +367,13 @@ class GradientStats:
         return self._reduce(reduction, self._round_columns(columns)).T[0]
 
     def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Add sums to the next pass over memory, but do not start a pass.
+        """Set the sums that the next pass over memory computes, but do not start a pass.
 
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
-            columns: Optional. New scalars. Cached sums of `formulas` that depend on scalars are
-                dropped. None keeps the present scalars and sums.
+            columns: Optional. New scalars. Cached sums of `formulas` are dropped if they may depend
+                on scalars. None keeps the present scalars and sums.
         """
         if columns is not None:
             self._columns = columns
@@ -387,9 +387,9 @@ class GradientStats:
     def decision(self) -> Decision:
         """Decide whether to apply the step. The `Decision` includes calls that write new state.
 
-        `transforms.watch(self)` is called first, then the loss scaler `transforms.decide`. If the
-        step is applied so far, `transforms.judge` may skip it because of an unusual norm. The step
-        is applied if there is neither a loss scaler nor a judge.
+        `transforms.watch(self)` is called first. Then the loss scaler `transforms.decide` may skip
+        the step because of an overflow. If not, `transforms.judge` may skip the step because of an
+        unusual norm. Without a loss scaler and a judge, the step is applied.
         """
         transforms = self._transforms
         if transforms.watch is not None:

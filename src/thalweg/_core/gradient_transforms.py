@@ -51,7 +51,7 @@ class Decision(NamedTuple):
     """Decision of a loss scaler or a judge about a step.
 
     Attributes:
-        apply_flag: Whether the step is applied; a bool tensor of shape () if a device decides.
+        apply_flag: True if the step is applied; a bool tensor of shape () if a device decides.
         calls: C functions that write the decider's new state, whether or not the step is applied.
     """
 

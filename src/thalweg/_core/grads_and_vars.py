@@ -151,7 +151,7 @@ def check_variables(variables: Sequence[object]) -> None:
 
     Raises:
         InvalidTypeError: An element is not a tensor; the message names the first.
-        NotImplementedError: A tensor is neither.
+        NotImplementedError: A tensor is neither a variable nor a leaf that requires a gradient.
         LayoutError: A variable is a nested tensor.
     """
     for index, var in enumerate(variables):

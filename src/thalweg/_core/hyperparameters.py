@@ -221,8 +221,8 @@ def hint(value: object) -> str:
 def _in_kind_of(old: object, value: int | float) -> object:
     """Return a number converted to the type of `old`.
 
-    A NumPy scalar gives a scalar of its dtype, an integer tensor a truncated int. If `old` and
-    `value` are ints, the result is an int. All other cases give a float.
+    Return a scalar of equal dtype for a NumPy scalar, and a truncated int for an integer tensor. If
+    both arguments are ints, return an int. In all other cases return a float.
 
     Raises:
         OverflowError: The number is too large for the type.
@@ -402,8 +402,8 @@ class Hyperparameters(Mapping[str, Any]):
     def now(self, name: str) -> Any:
         """Return the current value of a hyperparameter, or the result of a callable.
 
-        Within a step, the result is cached. A `LearningRateSchedule` is not called. During a
-        session run, return the value that the run has computed.
+        Within a step, the result is cached. A `LearningRateSchedule` is returned uncalled. For a
+        graph tensor, return its value in the session run of this thread.
         """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):

@@ -56,7 +56,7 @@ def per_optimizer(
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the rule's reductions, on the host.
         shared_scalars: {slot name: value} of slots that are equal for all variables.
-        slots: For each variable of the optimizer its slots with these values.
+        slots: For each variable of the optimizer, the slots of `shared_scalars`.
 
     Returns:
         `columns` with the results in `shared`; and the calls that write results to `slots`.

@@ -27,8 +27,8 @@ def group_indices_of(groups: Sequence[Group]) -> list[int]:
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """Return a name for each of `params`, in order, for messages.
 
-    The name is the entry in `param_names` of the group, else the tensor's name, else "parameter 0
-    of group 1" with its indices.
+    The name is the entry in `param_names` of the group. A parameter without an entry has its
+    tensor's name, or a text such as "parameter 0 of group 1".
     """
     names = names_in(groups, params)
     if None not in names:

@@ -218,7 +218,8 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: {key of a place: {name: scalar}}. Scalars that reductions compute are missing.
+            scalars: {key: {name: scalar}} for each place, a set of variables with equal scalars.
+                Scalars that reductions compute are missing.
         """
         offset = 0
         if self.measures is not None:
@@ -481,7 +482,7 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the plan fits its slots and these gradients.
+    """Return True if the plan is still valid for its slots, and valid for new gradients.
 
     The gradients are bound to the plan for this check, and released afterwards.
 

@@ -94,9 +94,10 @@ class ReplayedApply(ABC):
             raise
 
     def _take_marked(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
-        """Take the step without the GIL; a step by a finalizer or signal handler inside it raises.
+        """Take the step, and mark it as running, for a native call without the GIL.
 
-        Return False, with nothing changed, inside another step of the optimizer.
+        A finalizer or signal handler that starts another step gets an error. Return False, with
+        nothing changed, inside another step of the optimizer.
         """
         caches = optimizer._plans
         if caches.stepping is not None:
@@ -133,10 +134,10 @@ class ReplayedApply(ABC):
         """Yield the scalars of coming steps that can be computed ahead, after `first` steps."""
 
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
-        """Take a step with scalars from a table; return 0, FAILED, or a failed guard's constant.
+        """Take a step with scalars from the table of scalars that were computed ahead.
 
-        If the table has no scalars for this step, `_compute_coming` computes scalars of this step
-        and of several later steps.
+        If the table lacks the step, compute scalars of this and several later steps first. Return 0
+        if the step was taken, else FAILED or the constant of a failed guard.
         """
         # Between steps, other code evicts the formula from the processor's caches, so computing the
         # scalars of many steps takes little longer than those of one.
@@ -157,9 +158,9 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        The number of steps doubles up to `MOST_COMING` while all computed steps are taken; if not,
-        it is 1. Return False if no scalars were stored. Reasons are an error in a formula, a
-        computation that native code lacks, or a step of a signal handler.
+        Compute twice as many steps as before, up to `MOST_COMING`, if all of them were taken; if
+        not, compute one. Return False if no scalars were stored. Reasons are an error in a formula,
+        a computation that native code lacks, or a step of a signal handler.
 
         Args:
             count_before: The number of steps that this replay has taken.

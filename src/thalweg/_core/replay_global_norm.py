@@ -52,7 +52,7 @@ class ReplayedGlobalNorm:
         self.address = words.ctypes.data
 
     def set(self, transforms: GradientTransforms, plain_range: PlainRange) -> None:
-        """Write the limit, epsilon, unscaling and the allowed range of sums to the block.
+        """Write limit, epsilon, unscaling and the allowed range of sums to the memory block.
 
         Args:
             transforms: The transforms of gradients.

@@ -36,12 +36,12 @@ from thalweg.formula import Rule
 def _trace_scalars(
     rule: Rule, groups: Sequence[PassGroup], dtype: Dtype, storage_dtype: Dtype
 ) -> Program:
-    """Trace the function that computes a variable's numbers, as formulas after `groups` read them.
+    """Return a program for the numbers of a variable that formulas after `groups` read.
 
-    The function runs the stages of the groups, over numbers, sizes and scalars of the step.
+    A number is a sum over the variable, or what a stage has computed in its place. The program runs
+    the stages (functions of sums) of `groups` over numbers, sizes and scalars of the step.
 
     Args:
-        rule: The rule.
         groups: The first groups of the rule's passes.
         dtype: The compute dtype of the variable, to which numbers are rounded.
         storage_dtype: The dtype in which the kernel reads scalars.
@@ -103,7 +103,7 @@ class _SmallLaunch:
 def _replay_small(rule: Rule, launch: Any) -> ReplayedReductions:
     """Return the launches before the update for a kernel over small matrices.
 
-    Stages are not included, because the update kernel runs them.
+    Kernels of stages are not included, because the update kernel runs these stages.
 
     Raises:
         TypeError: Slots are copied, or native code cannot compute the scalars.
@@ -213,11 +213,11 @@ class _Memory:
         return self._results[-1].ctypes.data + 8 * (np.cumsum(counts) - counts)
 
     def table(self, line_stage: LineStage, sweep: Any) -> Int64:
-        """Return a row of addresses and sizes for each variable, for a kernel after a sweep.
+        """Return the table that a kernel of stages reads: addresses and sizes of each variable.
 
         Args:
             line_stage: The description of the kernel; `line_stage.words` has the columns' names.
-            sweep: The `Sweep` that runs before the kernel; None for the first kernel.
+            sweep: The `Sweep`, a kernel of sums, that runs before; None for the first kernel.
         """
         tiles = range(len(line_stage.measures))
         words = self._words | {f"tiles{k}": sweep.tiles.targets[:, k] for k in tiles}
@@ -281,12 +281,14 @@ def replay_lines(
 def _launch_sweeps(
     rule: Rule, groups: Sequence[PassGroup], launch: Any, stages: Stages, memory: _Memory
 ) -> list[Any]:
-    """Return launches of all sweeps, of stages, and of numbers that a sweep reads, in order.
+    """Return the launches of sweeps, which are kernels of sums, in order.
+
+    The first launch runs stages (functions of sums), as does a launch after each sweep. A program
+    precedes a sweep that reads numbers of earlier sweeps.
 
     Args:
         rule, groups: The rule, and the result of `group_passes`.
         launch, stages: As for `replay_lines`.
-        memory: The memory of the variables.
     """
     sweeps = [launch.group.line_sweep(x.measures, stages, launch.base) for x in groups[1:]]
     # Kernels read the addresses of gradients from the second column of their tables.

@@ -167,8 +167,8 @@ class ReplayedPairs:
     ) -> bool:
         """Guard all tensors and attributes of the step, and describe the step to native code.
 
-        Return False if a tensor or the attributes of a variable cannot be guarded, or if a tensor
-        has been given other memory since the plan.
+        Return False if a tensor or the attributes of a variable cannot be guarded, or if the memory
+        of a tensor was replaced after planning.
 
         Raises:
             LayoutError: A counter is in read-only memory.
@@ -217,11 +217,10 @@ class ReplayedPairs:
         self._storages = [tensor.untyped_storage() for tensor in tensors if releases_lock]
 
     def _hold_gradients(self, pairs: list[Any]) -> list[Any]:
-        """Return the pairs for a native call.
+        """Return the pairs for a native call, in which other threads may change `pairs`.
 
-        If the call releases the GIL, the result is a new list whose gradients are aliases: other
-        threads may change `pairs`, or replace the memory of a gradient. An entry of another form,
-        for which a guard fails, is returned unchanged.
+        If the call releases the GIL, return a new list with an alias of each gradient. If not,
+        return `pairs`. An entry that is not a pair with a plain tensor stays; its guard fails.
         """
         if not self.guards.releases_lock:
             return pairs
@@ -242,7 +241,7 @@ class ReplayedPairs:
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
         """Set the values that guarded numbers must have for a replay of the next step.
 
-        Counters need no further call: a replayed step sets their expected values.
+        A replayed step sets the expected values of counters itself.
 
         Args:
             first: The index in `numbers` of the first value.
@@ -255,7 +254,7 @@ class ReplayedPairs:
 
         Args:
             dtype: The compute dtype.
-            values: The dict that `values_of` of `take` returns for this dtype; changed in place.
+            values: The result of `values_of(dtype)` in `take`; changed in place.
         """
         values[name] = value
         for launch, scalars in self._scalars:
@@ -292,8 +291,8 @@ class ReplayedPairs:
     def _connect_columns(self) -> None:
         """Make steps write the scalars of `carried_scalars` to the last counters.
 
-        Only the first call does this. Do nothing as long as a scalar has no program that computes
-        it.
+        Do nothing if a scalar has no program yet; a later call tries again. Calls after a success
+        do nothing.
         """
         if self._has_columns:
             return

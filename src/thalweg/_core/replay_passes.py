@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StageScalars(PlaceScalars):
-    """Scalars that the stages of a rule read in a replayed step, computed in the native call.
+    """Scalars for the stages of a rule, computed in the native call of a replayed step.
 
     Args:
         staged_step: The plan of the rule.
@@ -40,11 +40,11 @@ class StageScalars(PlaceScalars):
         self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return copies of `members`, by which native code computes the scalars of stages.
+        """Return copies of `members` by which native code writes the scalars of stages here.
 
         Args:
-            members: For each variable of the rule the `Member` of its update: addresses of its step
-                count and scalars. In the copies, the scalars are in this object.
+            members: For each variable of the rule its `Member`, the addresses of the variable's
+                step count and of the scalars of its update.
         """
         return [
             member._replace(

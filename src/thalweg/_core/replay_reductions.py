@@ -210,9 +210,9 @@ class ReplayedReductions:
                 rows[:, names.index(name)] = _rounded(Struct(f"={letter}"), [scalars[name]])
 
     def spread_record(self) -> list[int]:
-        """Return integers that make the native call copy `self.given` to all rows of scalars.
+        """Return integers by which a native call copies the scalars of `self.given`.
 
-        The sweeps, the program and the kernel have such rows.
+        The call copies to the rows of the sweeps, the program and the kernel.
         """
         columns = [
             (

@@ -179,11 +179,11 @@ class ReplayedTransforms:
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
     ) -> int:
-        """Compute the norms that the transforms need, if all guards hold; set `part` for the step.
+        """Compute the norms that the transforms need, if all guards hold.
 
-        `part` selects what the next native call does. It is set to `UPDATE` if norms were computed
-        here, and to `CLIPPED` if the next native call computes the global norm. It is unchanged if
-        no norms are needed.
+        Set `part`, which selects what the next native call does: `UPDATE` if norms were computed
+        here, `CLIPPED` if the next call computes the global norm. Without norms, `part` is
+        unchanged.
 
         Args:
             taken: The number of steps that were replayed before.

@@ -13,7 +13,7 @@ ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Placeholder in `PlanCache.replay`, which builds a replay at the next step and runs it.
+    """Placeholder in `PlanCache.replay` that builds a replay at the next step, and runs it.
 
     Args:
         make: `make(optimizer, cache, step arguments)` returns a replay or None.
@@ -39,7 +39,7 @@ class ReplayTrigger:
         """Build the replay, store it in `cache`, and take the step with it.
 
         Return True if the step was taken. If no replay is possible, set `cache.replay` to None and
-        return False. `self.read` is set to the `read` of the new replay, or to None.
+        return False. Set `self.read` to the attribute `read` of the new replay, or to None.
 
         Args:
             cache: The plans of the optimizer; its `replay` is replaced.
@@ -63,10 +63,10 @@ def progress_of(cache: PlanCache) -> tuple[int, Sequence[str]]:
 def annotate_outcome(
     error: BaseException, cache: PlanCache, progress: tuple[int, Sequence[str]]
 ) -> None:
-    """Add a note to an error of an eager step: it was taken or skipped, or nothing has changed.
+    """Add a note to an error of an eager step: the step was taken or skipped, or changed nothing.
 
-    The caller has held the optimizer's lock since it called `progress_of`: without the lock, steps
-    of other threads would count, too.
+    The caller holds the optimizer's lock from its call of `progress_of` on. Without the lock, steps
+    of other threads would count.
 
     Args:
         error: The exception; changed.

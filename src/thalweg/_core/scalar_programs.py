@@ -103,11 +103,11 @@ class RuleScalars:
     def change(self, values: Mapping[str, Any], name: str) -> None:
         """Copy the new number of one hyperparameter to the program's register.
 
-        If the number has another dtype than the compute dtype, the next `made` computes the scalars
-        in Python.
+        If the number has another dtype than the compute dtype, the next call of `made` drops the
+        program and computes in Python.
 
         Args:
-            values: The dict of the last `made`, with the new number. Another dict has no effect.
+            values: The dict of the last call of `made`; a call with another dict has no effect.
         """
         if values is self.values:
             if type(values[name]) is self._launch.dtype:

@@ -140,8 +140,8 @@ class _Tape:
         A run with another truth value fails: the guard divides by 0.
 
         Raises:
-            TypeError: The tape has no samples. Or it is recording `value` of `trace_choice`, whose
-                result may be discarded.
+            TypeError: The tape has no samples. Or `trace_choice` is running its argument `value`,
+                whose guards could be discarded.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -231,9 +231,9 @@ class Symbol(NDArrayOperatorsMixin):
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
         """Return the symbol of "value() if self else alternative".
 
-        Each run computes both alternatives and selects one of them. If native code cannot compute
-        `value()`, the sample of this condition selects the alternative, and a run with the opposite
-        condition fails.
+        Each run computes both results and selects one of them. If native code cannot compute
+        `value()`, the sample of this condition selects the result now. A run in which the condition
+        differs then fails.
 
         Args:
             value: Called without arguments; returns a symbol or number.
@@ -243,7 +243,7 @@ class Symbol(NDArrayOperatorsMixin):
         was_speculative, tape.is_speculative = tape.is_speculative, True
         try:
             outcome = value()
-        # What `value` has recorded stays on the tape, but its results are not checked in runs.
+        # The operations of `value` stay on the tape, but runs do not check their results.
         except TypeError:
             tape.is_speculative = was_speculative
             return value() if tape.decide(self) else alternative

@@ -268,7 +268,7 @@ class SlotStore:
             variables: The variables. A variable that lacks one of the slots is skipped.
             rule_slots: The rule's slots, none of shape ().
             parts: The new division of variables into shards; stored as `self.parts`.
-            cut: `cut()` is called after all old values are gathered; it may change `parts`.
+            cut: Function that may change `parts`; called after all old values are gathered.
         """
         names = [rule_slot.name for rule_slot in rule_slots]
         holders = [var for var in variables if set(names) <= self.all_of(var).keys()]
@@ -321,7 +321,7 @@ class SlotStore:
         """Raise FailedPreconditionError if this process keeps only shards of slots.
 
         Args:
-            operation: What needs full slots, for the message.
+            operation: Name of the operation that needs full slots, for the message.
         """
         if self.parts is not None:
             raise FailedPreconditionError(

@@ -117,7 +117,7 @@ def columns_of(
         groups: The group of each variable; None for a single group.
         scalars_of: `scalars_of(dtype, group)` returns scalars by name; called once per pair.
         dtypes: The compute dtypes of the step; used for a single group only.
-        variables: The variables, whose dtypes determine the compute dtypes.
+        variables: The variables, whose dtypes are used for several groups only.
     """
     if groups is None:
         return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})

@@ -245,7 +245,7 @@ class TrackableSlots(Trackable):
         A restore calls this method for each slot in the checkpoint.
 
         Args:
-            slot_variable_position: The position in the checkpoint.
+            slot_variable_position: Object that holds the checkpoint's value of the slot.
             slot_name: The slot's name, such as "m".
             variable: The slot's variable.
         """

@@ -106,8 +106,8 @@ def as_side(candidate: Any) -> Candidate:
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
     """Return {name: value} of the arguments of `external` to copy to `native`.
 
-    The value may be a default of `external`. Copied are arguments that `native` knows and has not
-    set, if the value has the type of the default in `native`. `MACHINERY` is left out.
+    The value may be a default of `external`. An argument is left out if `native` lacks it, has set
+    it, or has a default of another type. `MACHINERY` is left out, too.
     """
     defaults = native.defaults()
     return {

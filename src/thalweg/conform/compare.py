@@ -26,7 +26,7 @@ Steps = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Element with the largest difference in the first step and parameter with a difference.
+    """First difference between two optimizers: the element of a parameter that differs most.
 
     For the verdict "parts", differences that count as rounding are ignored.
 
@@ -88,8 +88,8 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
         search: True to try argument changes if the optimizers differ.
 
     Raises:
-        ConformError: An optimizer cannot be constructed or stepped. Or the external one moves no
-            parameter or differs between two equal runs.
+        ConformError: An optimizer cannot be constructed or stepped. Or the external optimizer moves
+            no parameter, or gives other results in a second run.
 
     Example:
         >>> import torch

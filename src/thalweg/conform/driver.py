@@ -36,7 +36,7 @@ KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 @dataclass(frozen=True)
 class StepProtocol:
-    """Calls for constructing and stepping an optimizer.
+    """Way to construct and step an optimizer.
 
     Attributes:
         kind: The first argument of the constructor: "list", "groups" or "model".
@@ -72,7 +72,7 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
-    """Return the first protocol with which `side` can take a step; raise ConformError if none."""
+    """Take a step by each protocol in turn; return the first that works, or raise ConformError."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     # The first message of each cause.
@@ -91,7 +91,7 @@ def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
 
 
 def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
-    """Run an optimizer; return all parameters before the first step and after each step.
+    """Run an optimizer with warnings suppressed; return all parameters before and after each step.
 
     Args:
         side: The constructor of the optimizer and its arguments.

@@ -14,11 +14,11 @@ from thalweg.errors import did_you_mean
 
 
 def load_class(name: str) -> tuple[Candidate, str]:
-    """Return (candidate, note) for `PACKAGE:CLASS` or `file.py:CLASS`.
+    """Import `PACKAGE:CLASS` or `file.py:CLASS`; return (candidate, note).
 
-    The top-level package may need a module that is not installed. Then import the module of the
-    class alone, with an empty top-level package in `sys.modules`, and describe this in the note.
-    Otherwise the note is "". Raise ConformError if the import fails or the class is missing.
+    The note is usually "". If the top-level package needs a module that is not installed, the
+    module of the class is imported alone, and the note says so. An empty top-level package is then
+    in `sys.modules`. Raise ConformError if the import fails or the class is missing.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file

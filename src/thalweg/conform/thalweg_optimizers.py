@@ -83,7 +83,7 @@ def _load_rule(name: str) -> Candidate:
 
 
 def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., object]:
-    """Return a constructor of a torch-style optimizer around one that applies gradient pairs."""
+    """Return a torch-style constructor for optimizers that `make(lr, **options)` returns."""
 
     from thalweg._cli.registry import applied
 

@@ -41,8 +41,8 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
     Raises:
         InvalidTypeError: `optimizer` has another type.
         FailedPreconditionError: The optimizer is measured already.
-        NotImplementedError: A method of a subclass updates single variables, or is called only once
-            because the optimizer is in a graph.
+        NotImplementedError: Methods of a subclass update single variables. Or the optimizer is in a
+            graph, which calls the methods of a subclass only once.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -279,10 +279,10 @@ class Between:
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
-        """Replay the step and return True. Return False if the step is measured or has changed.
+        """Replay the step; return True if it was taken.
 
-        `inputs` has the step's arguments, such as gradients. If the optimizer has another recorder
-        now, delete the replay from `plan_cache` and return False.
+        Return False if the step is measured, or a guard of the replay fails. If the optimizer has
+        another recorder now, set `plan_cache.replay` to None and return False.
         """
         if optimizer._recorder is not self._recorder:
             plan_cache.replay = None

@@ -278,7 +278,7 @@ def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.n
 
 
 def _read_row(values: list[Any], count: int) -> np.ndarray:
-    """Return `count` numbers as an array; None is `UNMEASURED`. Raise ValueError if invalid."""
+    """Return `count` numbers as an array; None becomes `UNMEASURED`. May raise ValueError."""
     if not isinstance(values, list) or len(values) != count:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("a column of another length")
     if None in values:

@@ -175,7 +175,7 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call `method` of each `Sink`; call functions if it is "table". Errors become warnings."""
+        """Call `method` of each `Sink`; also call functions for "table". Errors become warnings."""
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:

@@ -206,8 +206,8 @@ class SpikeJudge:
     def decide(self, stats: GradientStats) -> Decision:
         """Return a `Decision` for a step with these gradient statistics.
 
-        The calls update the history, and perform a rollback. This method itself calls the callable
-        `action`, copies parameters and state for later rollbacks, and warns of a rollback.
+        The calls of the `Decision` update the history, and roll back. This method itself calls a
+        callable `action`, copies parameters and state for later rollbacks, and warns of a rollback.
         """
         norm = float(stats.global_norm)
         warning = self._find_departure(norm)

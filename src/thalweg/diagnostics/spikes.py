@@ -193,10 +193,10 @@ class Spikes:
         self, rows: Mapping[str, np.ndarray], names: Sequence[str], step: int,
         loss: float | None = None, sizes: Sequence[int] = (),
     ) -> list[Warned]:  # fmt: skip
-        """Add a step to the history; return warnings, sorted by first step, then by deviation.
+        """Add a step to the history; return warnings about layers, then about the loss.
 
-        If more than half of the layers leave their band in one step, a single warning of kind
-        "batch" replaces the warnings about spikes of these layers.
+        Layer warnings are sorted by first step, then by deviation. If most layers leave their band
+        in one step, one warning of kind "batch" replaces the warnings about their spikes.
 
         Args:
             rows: {column: one number per parameter}; missing columns are not judged.
@@ -326,7 +326,7 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving`, the layers that left their band, if more than half. Drop old entries."""
+        """Store `leaving`, layers that left their band, if most layers did. Drop old entries."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)

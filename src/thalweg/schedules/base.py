@@ -157,7 +157,7 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
-        """Add to `graph`, and return, a node that evaluates a copy of this schedule in each run."""
+        """Return a new node of `graph`, which evaluates a copy of this schedule in each run."""
         dtype = as_dtype(self._kind())
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:

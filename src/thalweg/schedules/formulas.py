@@ -55,8 +55,8 @@ def polynomial(
 ) -> Scalar:
     """Return (rate - end) * (1 - step / span)^degree + end, with step at most span.
 
-    `cycle` is None, or `span` as TensorFlow rounds it to divide. With a `cycle`, `span` is replaced
-    by the least multiple that is at least `step`. `has_constant_rate` is True if `rate` is a
+    With a `cycle`, `span` is replaced by its least multiple that is at least `step`. `cycle` is
+    `span` as TensorFlow rounds it for this division. `has_constant_rate` is True if `rate` is a
     constant of the folded graph.
     """
     if cycle is None:

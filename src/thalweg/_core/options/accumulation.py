@@ -90,7 +90,7 @@ def _add_calls(
     """Return calls that add the gradients to their sums and set `param.grad` to None.
 
     The first gradient of a parameter is copied, unless `param.grad` is its only reference.
-    `sums_before` has the present sum of each of `params`, or None. See `add_to_sums` for the rest.
+    `sums_before` has the present sum of each of `params`, or None. See `add_to_sums` for details.
     """
     calls: list[Call] = []
     sums: list[Tensor] = []
@@ -163,7 +163,7 @@ def _check_all(
 ) -> None:
     """Raise an error if a gradient cannot be added to its sum; `get_names` is for the message.
 
-    Dense gradients are checked together first. Only if this fails, they are checked singly.
+    Dense gradients are checked together. They are checked one by one only if this check fails.
     """
     pairs = list(zip(grads, sums, strict=True))
     if _are_addable(pairs):

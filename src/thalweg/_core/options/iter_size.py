@@ -24,8 +24,8 @@ def check_addable(
 ) -> None:
     """Raise an error if a gradient or sum has another shape or dtype than its variable.
 
-    A sum without memory for its elements raises, too. `targets` are the variables. Gradients may be
-    None.
+    Raise an error, too, if a sum has no memory for its elements. `targets` are the variables.
+    Gradients may be None.
     """
     check_memories(sums)
     names = titles_of(targets)

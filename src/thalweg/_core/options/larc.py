@@ -23,7 +23,7 @@ class Larc(NamedTuple):
 
     Attributes:
         eta: Target ratio of the norms of step and variable.
-        clips: Whether the mode is "clip", not "scale".
+        clips: True for the mode "clip", False for "scale".
         min_update: Minimum of r.
         epsilon: Term that is added to the norm of a gradient.
 
@@ -42,10 +42,10 @@ class Larc(NamedTuple):
         learning_rate: Any,
         zero_by_zero: bool = False,
     ) -> Any:
-        """Return r of each variable before the cap at 1; float32 of shape (n,).
+        """Return r of each variable before it is limited to 1; float32 of shape (n,).
 
-        A variable of norm 0 gets `min_update`. With `zero_by_zero`, r is NaN if the denominator is
-        0, too. The result is on the device of the norms, or an array if the norms are an array.
+        r is `min_update` for a variable of norm 0. With `zero_by_zero`, r is NaN if norm and
+        denominator are 0. The result is an array or a tensor, like `variable_norms`.
         """
         xp, device = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):

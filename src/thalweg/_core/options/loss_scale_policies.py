@@ -121,8 +121,8 @@ def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
 def log_max(state: State, amax: object, overflow: Any, *, as_shipped: bool, **params: Any) -> State:
     """Return the new scalars of OpenSeq2Seq's "LogMax", by name; see `LogMaxScaler`.
 
-    `as_shipped` reproduces three defects of OpenSeq2Seq. The limit is 16, not `log_max`. An
-    overflow counts as the logarithm 2**log_max. Gradients of 0 change the averages.
+    `as_shipped` reproduces three defects of OpenSeq2Seq. The logarithm's limit is 16, not
+    `log_max`. An overflow is averaged as 2**log_max. Gradients of 0 change the averages.
     """
     # The order of operations is that of a session, whose graph optimizer moves constants.
     xp, highest = vectors.functions_of(amax), np.float32(params["log_max"])

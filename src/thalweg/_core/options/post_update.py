@@ -33,8 +33,8 @@ class _Identity(Composed):
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     """Return a rule that runs `formula` after the update of `rule`, in one pass over memory.
 
-    The formula also runs for rows without a sparse gradient. Gradients of repeated rows are added,
-    so that the formula runs once per row.
+    With a sparse gradient, the formula runs once for every row of the variable, including rows that
+    the gradient lacks. Gradients of repeated rows are added first.
 
     Args:
         name: Name of the new rule.

@@ -25,9 +25,9 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
     """Return the rule with codecs for its slots, or `rule` itself if no codec changes.
 
     Args:
-        storage: "8bit" for the default codec of each slot. Or a codec for all slots; for slots
-            without negative numbers, its unsigned counterpart is used. Or pairs (slot name, codec
-            or "float32").
+        storage: A text or pairs. "8bit" selects the default codec of each slot. The name of a codec
+            selects it for all slots, or its unsigned counterpart for slots without negative
+            numbers. Pairs (slot name, codec or "float32") select the codecs of these slots.
 
     Raises:
         InvalidArgumentError: A slot does not exist, or does not support its codec.

@@ -56,7 +56,7 @@ class Rounding(Option):
             )
 
     def check_rows(self, label: str) -> None:
-        """Raise an error for the sparse gradient of the parameter named `label`.
+        """Raise an error unless the parameter named `label` may have a sparse gradient.
 
         Raises:
             NotImplementedError: `round` is "stochastic".

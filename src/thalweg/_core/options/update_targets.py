@@ -66,9 +66,9 @@ class StateStorage(NamedTuple):
         return param.device if self.device is None or name == SUM else self.device
 
     def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Return {name: copy} of state entries that are not on the device `home_of(name, param)`.
+        """Copy state entries of a parameter to the devices that `home_of(name, param)` returns.
 
-        The copies are on this device. Return {} if the parameter's state is not offloaded.
+        Return {name: copy} of entries on other devices; {} if the state is not offloaded.
         """
         if not self.is_away(param):
             return {}
@@ -82,9 +82,9 @@ class StateStorage(NamedTuple):
         """Return the dtype in which a slot of a parameter is stored.
 
         A scalar slot, or a slot with a dtype in the rule, has the rule's dtype. A slot in
-        `self.beginning` has the parameter's dtype, or float32 for a 16-bit parameter. All other
-        slots have the dtype `self.state`. If `self.state` is None, they have the parameter's dtype,
-        or float32 for a 16-bit parameter with a master or split weights.
+        `self.beginning` has the parameter's dtype, or float32 for a 16-bit parameter. Any other
+        slot has the dtype `self.state`. If `self.state` is None, the slot has the parameter's
+        dtype, or float32 for a 16-bit parameter with a master or split weights.
         """
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
@@ -197,7 +197,7 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy each parameter to its offloaded target, if it was written since the last step.
+        """Update the targets of offloaded parameters that were written since the last step.
 
         Return the targets of all parameters, in the order of `stand_for`.
         """

@@ -52,12 +52,12 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 def differences(
     entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Return the reasons why a state cannot be loaded, one per entry in order; else [].
+    """Return a message for each reason why a state cannot be loaded; [] if it can be loaded.
 
     Args:
-        entries: Entries of the optimizer.
-        state: Values by name. A name without an entry is a difference.
-        complete: True if a missing entry is a difference.
+        entries: Entries of the optimizer, in the order of the messages.
+        state: Values by name. A name without an entry is a reason.
+        complete: True if an entry without a value is a reason.
     """
     entries_by_name = {entry.name: entry for entry in entries}
     messages: list[str | None] = []
@@ -141,7 +141,7 @@ class Loading:
             raise mismatch([str(error).removesuffix(".")], self.what) from error
 
     def calls(self) -> list[Call]:
-        """Convert and copy all values; return C functions that write the copies, and `self.then`.
+        """Convert and copy all values; return C functions: writes of the copies, then `self.then`.
 
         Raises:
             CheckpointMismatchError: A value cannot be read.
@@ -249,10 +249,9 @@ class StateDict(Copied):
         raise NotImplementedError
 
     def _fitting(self, state: object, variables: object, names: Names) -> Loading:
-        """Return the `Loading` of a state. It also creates missing slots.
+        """Create missing slots on a twin, a copy of this object; return the `Loading` of a state.
 
-        The slots are created on a twin, a copy of this object. Loading copies the twin's
-        attributes.
+        `restore` writes the values, and copies the twin's attributes to this object.
         """
         twin = staged(self)
         twin._forget_awaited()

@@ -34,9 +34,9 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 
 
 def positioned(names: Sequence[str], suffix: str) -> list[str]:
-    """Return unique names: `suffix`, such as "#{}", with the index is added to a repeated name.
+    """Return unique names: a repeated name gets its index, formatted by `suffix`, such as "#{}".
 
-    If the new name is used already, `len(names)` is added to the index.
+    If the new name is in use, `len(names)` is added to the index.
     """
     counts = Counter(names)
     positioned_names: list[str] = []
