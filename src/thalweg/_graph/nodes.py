@@ -374,9 +374,9 @@ class Nodes(Scopes, Collections):
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """Return `item._as_graph_element()`, TensorFlow's method for the symbolic object of `item`.
+        """Return the symbolic object for `item`: the result of its method `_as_graph_element`.
 
-        The result is cached for each object. Return an object without the method unchanged.
+        The result is cached. An object without this method of TensorFlow is returned unchanged.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:

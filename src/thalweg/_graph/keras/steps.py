@@ -62,9 +62,9 @@ def apply_gradients(
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """Return the `Operation` that takes one optimizer step in each run.
 
-    A run calls the eager optimizer. If the optimizer overrides hooks, call the hooks now instead;
-    the step consists of the operations that they add. `aggregates` is True to sum gradients over
-    replicas. Without pairs, the operation does nothing.
+    A run calls the eager optimizer. But overridden hooks are called now, and add the operations of
+    the step. `aggregates` is True to sum gradients over replicas. Without pairs, the operation does
+    nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)
@@ -80,9 +80,9 @@ def _add_eager_step(
     """Add the operation that calls the eager optimizer; return the operation.
 
     Args:
-        optimizer: Creates `iterations`, hyperparameters and slots in the graph, below its name.
+        optimizer: The graph gets variables for hyperparameters, `iterations` and slots.
         grads_and_vars: (gradient, variable) pairs.
-        name: Name scope of the operation, which is named as in TensorFlow.
+        name: Name scope of the operation.
         aggregates: True to sum gradients over replicas.
     """
     replica = current_replica()
