@@ -26,8 +26,8 @@ def made_of_gradients(
     """Add an operation that maps gradients to new gradients in each run; return the new gradients.
 
     Args:
-        function: `function(gradients, variables, *others)` returns a list of new gradients. Its
-            arguments in a run are values, without the gradients that are None here.
+        function: `function(gradients, variables, *others)` returns a list of new gradients. A run
+            passes values, and leaves out pairs whose gradient is None here.
         gradients: Symbolic or eager gradients. None stays None.
         variables: One variable per gradient.
         *others: Further arguments of `function`, symbolic or not.

@@ -51,9 +51,9 @@ def gradients(
         unconnected_gradients: For an x that no y depends on: "none" returns None, "zero" zeros.
 
     Returns:
-        For each x a symbolic tensor, or `SymbolicSlices` if only row lookups use x. In a run, the
-        value is None if a module does not use the parameter x, and zeros if a branch or loop does
-        not use x.
+        For each x a symbolic tensor, or `SymbolicSlices` if only row lookups use x. The value in a
+        run is None for a parameter that a module does not use. The value is zeros if the run skips
+        the branch or loop that uses x.
 
     Raises:
         InvalidTypeError: An element of `ys`, `xs` or `stop_gradients` is not symbolic.

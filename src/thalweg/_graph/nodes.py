@@ -309,7 +309,7 @@ class Nodes(Scopes, Collections):
         variable_store: {name: variable} of `get_variable`.
         partitioned_store: {name: partitioned variable} of `get_variable`.
         seed: Seed of the graph for random operations, or None.
-        as_default, call, write: Methods of `Graph`, whose module needs this one.
+        as_default, call, write: Methods that the subclass `Graph` defines.
     """
 
     as_default: Callable[[], contextlib.AbstractContextManager[Nodes]]

@@ -119,6 +119,7 @@ def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> 
     """
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {capacity}."
+    # TensorFlow pads constants only in graphs.
     if executing_eagerly():
         raise InvalidTypeError(message)
     if count > capacity:

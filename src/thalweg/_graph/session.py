@@ -305,10 +305,7 @@ class Session:
             self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
-        """Call `work()` under the lock in mode `lock`.
-
-        If a KeyboardInterrupt interrupts the release, raise it when the lock is released.
-        """
+        """Call `work()` under the lock; raise a KeyboardInterrupt only after the lock's release."""
         interruption: BaseException | None = None
         try:
             self._lock.acquire(lock, frame)
@@ -339,7 +336,7 @@ class Session:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Session]:
-        """Return a context manager that makes `eval` and `run` use this session, in this thread."""
+        """Return a context manager: in this thread `eval` and `run` use this session by default."""
         thread.sessions.append(self)
         try:
             yield self

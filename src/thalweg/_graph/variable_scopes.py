@@ -219,7 +219,7 @@ def check_callable(function: object, argument: str) -> None:
 def _check_scope_arguments(
     name_or_scope: object, default_name: object, partitioner: object, custom_getter: object
 ) -> None:
-    """Raise an error for an argument of `variable_scope` of a wrong type."""
+    """Raise an error if an argument of `variable_scope` has a wrong type."""
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
             f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."

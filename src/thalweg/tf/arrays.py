@@ -61,9 +61,10 @@ def constant(
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Tensor:
-    """Return a value as a tensor: a tensor itself, the value of a variable, or a new tensor.
+    """Return a tensor unchanged, the value of a variable, or a new tensor from other values.
 
-    Raise InvalidTypeError if a tensor does not have the dtype `dtype`.
+    `dtype_hint` is the dtype of a new tensor if `dtype` is None. Raise InvalidTypeError if a tensor
+    does not have the dtype `dtype`.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
         return _graph.constant(value, dtype, name=name)

@@ -81,7 +81,6 @@ def _add_eager_step(
 
     Args:
         optimizer: The graph gets variables for hyperparameters, `iterations` and slots.
-        grads_and_vars: (gradient, variable) pairs.
         name: Name scope of the operation.
         aggregates: True to sum gradients over replicas.
     """

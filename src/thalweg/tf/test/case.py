@@ -103,7 +103,7 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Return a context manager like `session`, which yields the same session in all of a test.
+        """Return a context manager like `session`, but yield the same session throughout a test.
 
         Raise ValueError if `graph` is not None and not the graph of this session.
         """

@@ -133,8 +133,8 @@ def _make_rate(
     """Return the learning rate as a scalar variable or tensor; return None for None.
 
     With `decay`, return `decay(rate, step)`, and add a summary if "learning_rate" is in
-    `summaries`. Raise InvalidArgumentError if the rate is neither a scalar tensor nor a float of at
-    least 0, or if there is a `decay` but no `step`.
+    `summaries`. Raise InvalidArgumentError for a `learning_rate` of another kind or below 0. Also
+    raise InvalidArgumentError for a `decay` without `step`.
     """
     if learning_rate is None:
         return None
