@@ -294,8 +294,8 @@ def _find_existing(
 ) -> GraphVariable | None:
     """Return the variable `name` of the default graph, or None if there is none.
 
-    Raise InvalidArgumentError if `reuse` is True without a variable, or false with a variable, or
-    if the shape differs. Raise InvalidTypeError if the dtype differs.
+    Raise InvalidArgumentError if the variable exists without `reuse`, is missing with `reuse=True`,
+    or has another shape. Raise InvalidTypeError if the variable has another dtype.
     """
     existing = get_default_graph().variable_store.get(name)
     if existing is None and reuse is True:

@@ -33,7 +33,7 @@ def set_random_seed(seed: int | None) -> None:
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
     """Return a function without arguments that returns a random operation's `torch.Generator`.
 
-    Without `seed` and a seed of the graph, the function returns None, for torch's default
+    If neither `seed` nor the graph's seed is set, the function returns None, for torch's default
     generator. With a seed, each session creates a generator that starts with the seed. In eager
     mode, all operations with equal seeds share one generator.
     """

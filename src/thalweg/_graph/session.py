@@ -202,8 +202,8 @@ class Session:
     def _holds_lock(self, writes: bool, action: str) -> bool:
         """Return True if an outer run of this thread holds the session's lock.
 
-        Raise FailedPreconditionError if `writes` is True and the outer run's lock is shared, since
-        its operation is pure. `action` is the end of the error's sentence.
+        Raise FailedPreconditionError if `writes` is True, but the outer run's operation is pure.
+        `action` is the end of the error's sentence.
         """
         held_mode = self._held_lock()
         if held_mode == SHARED and writes:

@@ -14,7 +14,7 @@ _DESCRIPTION = "Run a Python script that imports tensorflow with thalweg.tf in i
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script as `python` would, with `thalweg.tf` as tensorflow; parse `arguments`."""
+    """Parse the command line `arguments`; run the script with `thalweg.tf` as tensorflow."""
     parser = argparse.ArgumentParser("python -m thalweg.tf", description=_DESCRIPTION)
     parser.add_argument(
         "--version",

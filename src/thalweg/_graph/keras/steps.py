@@ -62,9 +62,9 @@ def apply_gradients(
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """Return the `Operation` that takes one optimizer step in each run.
 
-    A run calls the eager optimizer. But overridden hooks are called now, and add the operations of
-    the step. `aggregates` is True to sum gradients over replicas. Without pairs, the operation does
-    nothing.
+    A run calls the eager optimizer. If the optimizer overrides hooks, call the hooks now instead;
+    the operations that the hooks add are the step. `aggregates` is True to sum gradients over
+    replicas. Without pairs, the operation does nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)
