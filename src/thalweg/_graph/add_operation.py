@@ -46,8 +46,8 @@ def add(
         arguments: Nested lists, tuples and dicts of symbolic tensors, `Reference`s and plain
             objects. A run passes them to `function`, with values for tensors and references.
         outputs: Static description of each output.
-        picks: Index of each output among the leaves of the nested result of `function`. If None,
-            the result is the only output.
+        picks: Index of each output in the flattened result of `function`. None if the result of
+            `function` is the only output.
         kind: "pure", "update", "blocking", "placeholder" or "variable".
         type: TensorFlow's operation type, such as "Const"; `name` by default.
         control_inputs: Operations that run first, besides those of `control_dependencies`.
@@ -57,8 +57,8 @@ def add(
 
     Raises:
         FailedPreconditionError: The graph is finalized.
-        InvalidArgumentError: The name is not valid. Or an input is of another graph, or of a
-            branch or loop that does not enclose the operation.
+        InvalidArgumentError: The name is not valid, an input is of another graph, or an input is
+            only usable inside of another branch or loop.
     """
     if graph.finalized:
         raise FailedPreconditionError("Graph is finalized and cannot be modified.")
@@ -98,10 +98,10 @@ def add_tensor(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise InvalidArgumentError if a new operation cannot use `inputs`, or wait for `controls`.
+    """Raise InvalidArgumentError if `inputs` or `controls` are not usable by a new operation.
 
-    An operation of a branch or loop is usable only inside the branch or loop. A view of a variable
-    is unusable after a write to the variable in place.
+    Operations of a branch or loop are usable only inside the branch or loop. A view of a variable
+    is not usable after an in-place write to the variable.
     """
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (

@@ -1,7 +1,8 @@
 """Arguments of an operation, and *fillers*: functions that return the arguments' values in a run.
 
 Arguments are nested lists, tuples and dicts of plain objects and symbols. A *symbol* is a symbolic
-tensor, or a wrapper of one such as `Reference`. A run calls the filler with its `Frame`.
+tensor or a wrapper of a symbolic tensor, such as `Reference`. A run calls the filler with a
+`Frame`, the values of the run.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """Return the distinct symbolic tensors in `arguments`; skip the variable of a `Reference`.
+    """Return the distinct symbolic tensors in `arguments`, without the variables of `Reference`s.
 
-    Raise InvalidArgumentError if a tensor, also of a `Reference`, is of another graph.
+    Raise InvalidArgumentError if a tensor or a variable of a `Reference` is of another graph.
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):
@@ -97,7 +98,7 @@ def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
 
 
 def argument_filler(arguments: Sequence[object]) -> Filler:
-    """Return a function: `fill(frame)` returns the arguments' values in the run of `frame`."""
+    """Return a function: `fill(frame)` returns the values of `arguments` in a run."""
     if not arguments:
         return no_arguments
     # One C function. With a single key, `itemgetter` would return a bare value, not a tuple.
@@ -127,9 +128,9 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return a function: `fill(frame)` returns `nest` with values in place of symbolic tensors.
+    """Return a function: `fill(frame)` returns `nest` with values in place of symbols.
 
-    Return None if `nest` contains no symbolic tensor and no wrapper of a symbolic tensor.
+    Return None if `nest` contains no symbol.
     """
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)

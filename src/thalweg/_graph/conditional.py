@@ -38,7 +38,7 @@ def cond(
     """Return `true_fn()` if `pred` is true, otherwise `false_fn()`.
 
     In graph mode both functions are called once, now, and add two branches to the graph. Each run
-    executes one branch, with its updates. Outer tensors used by either branch are computed first.
+    executes only one branch. Outer tensors used by either branch are computed first.
 
     Args:
         pred: A number or tensor of one element.

@@ -34,9 +34,9 @@ def no_op(name: str | None = None) -> Any:
 def group(*inputs: object, name: str | None = None) -> Any:
     """Return an operation that completes after all of `inputs`.
 
-    `inputs` may contain nested lists; None is skipped. Return None for eager tensors, and while a
-    session runs an operation's function. Raise InvalidTypeError if an input is neither an operation
-    nor symbolic.
+    `inputs` may contain nested lists and None. Raise InvalidTypeError if an input is neither an
+    operation nor symbolic. Return None for eager tensors in eager mode. Also return None inside of
+    a function that a session runs.
     """
     items = [item for item in leaves_of(inputs) if item is not None]
     # Hooks written for graphs may call this with eager tensors, whose updates are done.
@@ -158,9 +158,10 @@ def report_uninitialized_variables(
     var_list: Sequence[GraphVariable] | None = None,
     name: str | None = "report_uninitialized_variables",
 ) -> SymbolicTensor:
-    """Return a tensor whose value is a NumPy array of the uninitialized variables' names, as bytes.
+    """Return a tensor: its value in a run is an array of the names of uninitialized variables.
 
-    `var_list` is by default all global and local variables of the default graph.
+    The names are bytes in a NumPy array of objects. `var_list` is by default all global and local
+    variables of the default graph.
     """
     name = name or "report_uninitialized_variables"
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)

@@ -76,11 +76,11 @@ def begin_graphs() -> None:
 
 
 def graph_variable_of(parameter: object) -> Any:
-    """Return the symbolic object of `parameter` in the default graph.
+    """Return the variable of the default graph for a torch parameter.
 
-    For a torch parameter, return a graph variable, created at the first call. Its initializer
-    copies the value that the parameter has when a session runs the initializer. For an object with
-    `_as_graph_element`, see `Nodes.symbol_of`. Return any other object unchanged.
+    The first call creates the variable. A session that initializes the variable copies the present
+    value of the parameter. For an object with a method `_as_graph_element`, return the result of
+    this method. Return any other object unchanged.
     """
     graph = get_default_graph()
     is_parameter = isinstance(parameter, torch.nn.Parameter)
@@ -109,8 +109,8 @@ def control_dependencies(
 ) -> contextlib.AbstractContextManager[None]:
     """Return `Graph.control_dependencies(control_inputs)` of the default graph.
 
-    The context manager has no effect for eager tensors, and while a session runs an operation's
-    function, such as an optimizer's hook.
+    The context manager has no effect for eager tensors in eager mode. It has no effect inside of a
+    function that a session runs, such as an optimizer's hook.
     """
     is_eager = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
     if thread.frames or (is_eager and executing_eagerly()):

@@ -26,13 +26,13 @@ def made_of_gradients(
     """Add an operation that maps gradients to new gradients in each run; return the new gradients.
 
     Args:
-        function: `function(gradients, variables, *others)` returns one new gradient per gradient.
-            A run calls it with values, without the pairs whose gradient is None.
+        function: `function(gradients, variables, *others)` returns a list of new gradients. A run
+            passes values, and leaves out pairs whose gradient is None here.
         gradients: Symbolic or eager gradients. None stays None.
         variables: One variable per gradient.
-        *others: Further arguments, symbolic or not.
+        *others: Further arguments of `function`, symbolic or not.
         dtypes: The dtype of each new gradient.
-        dense: True if the new gradient of a sparse gradient is a dense tensor.
+        dense: True if `function` returns a dense tensor for a sparse gradient.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     results: list[Any] = [None] * len(gradients)

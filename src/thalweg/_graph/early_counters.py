@@ -22,11 +22,9 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return the assignments `step = step + 1`, and all operations on which these depend.
+    """Return the increments of step counters, and all operations on which the increments depend.
 
-    Args:
-        operations: The operations of a run.
-        predecessors: `predecessors(op)` returns the operations that must run before `op`.
+    `predecessors(op)` returns the operations that must run before `op`.
     """
     early: set[Operation] = set()
     for op in operations:
@@ -39,7 +37,7 @@ def find_early_operations(
 
 
 def _is_counter(variable: object) -> bool:
-    """Return True if a variable is an untrained scalar reference variable of dtype int64.
+    """Return True for a scalar int64 variable that is neither trained nor a resource variable.
 
     Return False for int32: TensorFlow's executor reads an int32 counter before the assignment.
     """
@@ -56,8 +54,8 @@ def _pure_inputs_of(
 ) -> set[Operation]:
     """Return `op` and all operations on which `op` depends.
 
-    Return an empty set if a dependency has side effects. Do so, too, if `op` or a dependency has
-    control dependencies, or is in a unit (update), branch or loop.
+    The result is empty if a dependency has side effects. It is also empty if any of the operations
+    has control dependencies, or is part of a `Unit`, branch or loop.
     """
     closure: set[Operation] = set()
     stack = [op]

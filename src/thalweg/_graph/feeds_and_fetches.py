@@ -79,12 +79,11 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 
 
 def _split_slices(key: object, value: Any) -> list[tuple[object, Any]]:
-    """Return pairs (key, value) of one feed.
+    """Return one feed as (key, value) pairs; split a tuple that is fed for symbolic slices.
 
-    For symbolic slices and a tuple (values, indices, optional dense_shape), such as an
-    `IndexedSlicesValue`, return a pair for each component that is in both. If the components of
-    `key` are computed from its source, as those of a gradient, return one pair for the source.
-    Raise InvalidArgumentError if the tuple has another length.
+    The tuple is (values, indices) or (values, indices, dense_shape). If `key` is computed, such as
+    a gradient, return the pair of its source tensor and `IndexedSlices`. Otherwise return a pair
+    for each component. Raise InvalidArgumentError for a tuple of another length.
     """
     if not isinstance(key, SymbolicSlices) or not isinstance(value, tuple):
         return [(key, value)]
@@ -147,10 +146,10 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
 
 
 def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> IndexedSlices:
-    """Return `slices` with the values `values`.
+    """Return `slices` with their values replaced by `values`.
 
-    Raise InvalidArgumentError unless all indices are below the number of rows, the first size of
-    `slices.dense_shape` or of `shape`. If both are unknown, indices are not checked.
+    Raise InvalidArgumentError if an index is not below the number of rows. This number is the first
+    size in `slices.dense_shape`, or else in `shape`. Without a known number, nothing is checked.
     """
     rows = slices.dense_shape[0] if slices.dense_shape else None
     if rows is None and not isinstance(shape, UnknownShape):

@@ -49,8 +49,9 @@ def get_variable(
 ) -> Any:
     """Find or create the variable `name` of the current variable scope.
 
-    The scope's `reuse` selects: True finds, None or False creates, AUTO_REUSE does either. In eager
-    mode create a new `thalweg.Variable` at each call, in no collection.
+    If the scope's `reuse` is True, the variable must exist; if None or False, it must be new.
+    AUTO_REUSE accepts both. In eager mode each call creates a new `thalweg.Variable`, without
+    collections.
 
     Args:
         name: The name inside the variable scope; name scopes are ignored.
@@ -74,9 +75,9 @@ def get_variable(
 
     Raises:
         NotImplementedError: There is a partitioner in eager mode.
-        InvalidArgumentError: A custom getter or partitioner is not callable. Or the variable
-            exists but `reuse` is not set, is missing but `reuse` is True, or has another shape.
-        InvalidTypeError: The variable exists with another dtype.
+        InvalidArgumentError: A custom getter or partitioner is not callable. The variable exists
+            without `reuse`, is missing with `reuse=True`, or has another shape.
+        InvalidTypeError: An existing variable has another dtype.
     """
     scope = get_variable_scope()
     partitioner = scope.partitioner if partitioner is None else partitioner
@@ -105,10 +106,10 @@ def get_variable(
 def _call_getter(
     custom_getter: Getter, name: str, options: dict[str, Any], scope_dtype: object
 ) -> Any:
-    """Call a custom getter with `name` and `options`; return the variable that it returns.
+    """Return the result of `custom_getter`, called with `name` and `options`.
 
-    If `options["dtype"]` is None, set it to the dtype of the initial value, or to `scope_dtype`.
-    Delete `options["constraint"]` if the getter does not accept a constraint.
+    In place, replace a dtype of None in `options` by the dtype of an initial value, else by
+    `scope_dtype`. Delete the constraint in `options` if the getter does not accept a constraint.
     """
     initializer = options["initializer"]
     # Custom getters compare the dtype with others.
@@ -146,8 +147,8 @@ def create_partitioned_variables(
 
     Raises:
         NotImplementedError: Called in eager mode.
-        InvalidArgumentError: The slicing or a value does not fit the shape. Or the variable
-            exists but `reuse` is not set, or is missing but `reuse` is True.
+        InvalidArgumentError: The slicing or a value does not fit the shape. The variable exists
+            without `reuse`, or is missing with `reuse=True`.
     """
     if not len(Shape(shape)):
         raise InvalidArgumentError(f"A partitioned variable has an axis, but its shape is {shape}.")
@@ -185,7 +186,7 @@ def _get_whole_name(
     synchronization: object = None,
     aggregation: object = None,
 ) -> Any:
-    """Find or create a variable like `get_variable`, but by its full name and without a scope."""
+    """Find or create the variable with the full name `name`; see `get_variable`."""
     if isinstance(shape, int):
         shape = (shape,)
     options: dict[str, Any] = {"regularizer": regularizer, "trainable": trainable}
@@ -218,7 +219,7 @@ def _create_eager(
     trainable: bool | None,
     constraint: Constraint | None,
 ) -> EagerVariable:
-    """Return a new eager variable; see `get_variable` for the arguments. `kind` is the dtype."""
+    """Return a new eager variable. `kind` is the dtype; for other arguments see `get_variable`."""
     start, dtype = _initial_value(name, shape, kind, initializer)
     if shape is not None and needs_arguments(start):
         start = partial(start, shape, dtype)
@@ -293,7 +294,8 @@ def _find_existing(
 ) -> GraphVariable | None:
     """Return the variable `name` of the default graph, or None if there is none.
 
-    Raise an error if `reuse` forbids the result, or if the shape or dtype differs.
+    Raise InvalidArgumentError if the variable exists without `reuse`, is missing with `reuse=True`,
+    or has another shape. Raise InvalidTypeError if the variable has another dtype.
     """
     existing = get_default_graph().variable_store.get(name)
     if existing is None and reuse is True:

@@ -51,9 +51,9 @@ def gradients(
         unconnected_gradients: For an x that no y depends on: "none" returns None, "zero" zeros.
 
     Returns:
-        For each x a symbolic tensor, or `SymbolicSlices` if only row lookups use x. In a run, the
-        value is None if a module does not use the parameter x, and zeros if a branch or loop does
-        not use x.
+        For each x a symbolic tensor, or `SymbolicSlices` if only row lookups use x. The value in a
+        run is None for a parameter that a module does not use. The value is zeros if the run skips
+        the branch or loop that uses x.
 
     Raises:
         InvalidTypeError: An element of `ys`, `xs` or `stop_gradients` is not symbolic.
@@ -80,9 +80,10 @@ def _add_derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """Add one operation for all gradients; return {source: gradient}; see `gradients`.
+    """Add one operation for all gradients; return {source: gradient}.
 
-    No entry is returned for a source on which no target depends, even if `zero` is True.
+    Sources on which no target depends are left out, even if `zero` is True. `weights` are the
+    output gradients of `targets`.
     """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
@@ -300,7 +301,10 @@ def _as_symbol(item: object) -> SymbolicTensor:
 
 
 def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
-    """Return the output gradient of each target, None for ones; raise if the numbers differ."""
+    """Return a list with the output gradient of each target; None stands for ones.
+
+    Raise InvalidArgumentError unless `grad_ys` is None or has one item per target.
+    """
     if grad_ys is None:
         return [None] * len(targets)
     weights = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]

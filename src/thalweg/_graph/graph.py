@@ -66,8 +66,8 @@ class Graph(Nodes):
     ) -> Any:
         """Add an operation that calls `function`; return the outputs; see `recording.record`.
 
-        Inside an operation that a session runs, add nothing: replace symbolic arguments by their
-        values in the run, and return the result of `function`.
+        Inside of a function that a session runs, add nothing. Instead call `function` with the
+        values of symbolic arguments in the run, and return the result.
         """
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))

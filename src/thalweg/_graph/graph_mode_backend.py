@@ -1,4 +1,4 @@
-"""Functions of graph mode for optimizers and strategies, which call `thalweg._core.graph_mode`.
+"""Functions of graph mode that optimizers and strategies call by `thalweg._core.graph_mode`.
 
 `slices` makes `IndexedSlices`, and `variable_of` is `default_graph.graph_variable_of`.
 """

@@ -31,11 +31,11 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """Return a function without arguments that a random operation calls for its `torch.Generator`.
+    """Return a function without arguments that returns a random operation's `torch.Generator`.
 
-    The function returns None, for torch's default generator, if neither `seed` nor the graph's seed
-    is set. With a seed, it returns a generator of the running session, which starts with the seed.
-    In eager mode, all operations with equal seeds share one generator.
+    If neither `seed` nor the graph's seed is set, the function returns None, for torch's default
+    generator. With a seed, each session creates a generator that starts with the seed. In eager
+    mode, all operations with equal seeds share one generator.
     """
     graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:

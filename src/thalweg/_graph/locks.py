@@ -42,7 +42,7 @@ class ReadWriteLock:
     def acquire(self, mode: str, holder: Holder) -> None:
         """Wait for the lock in mode `SHARED` or `EXCLUSIVE`; set `holder.lock` to the mode.
 
-        Call `release` even if this call is interrupted.
+        The caller must call `release`, even if an interruption ends this call.
         """
         with self._guard:
             if mode == SHARED:
@@ -110,8 +110,8 @@ class ReadWriteLock:
     def renew(self, mode: str | None) -> int:
         """Reset the lock in a forked child, which has only the forking thread.
 
-        `mode` is the mode in which this thread holds the lock, or None. Return the id of a lost
-        thread that held the lock exclusively, or 0.
+        `mode` is the mode in which this thread holds the lock, or None. If another thread held the
+        lock exclusively, return the id of that thread, otherwise 0.
         """
         lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
         # New objects, since a lost thread may hold the guard.

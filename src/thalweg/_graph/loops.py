@@ -291,7 +291,7 @@ def _map_rows(step: Step, elems: object) -> Any:
 
 
 def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
-    """Return the last value of `start = step(start, row)`; if `stacks`, all values, stacked."""
+    """Repeat `start = step(start, row)`; return the last value, or all, stacked, if `stacks`."""
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()

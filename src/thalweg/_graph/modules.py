@@ -46,7 +46,7 @@ class Calls(Lock):
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        The caller holds the lock. In an outermost call, first drop tensors saved by failed calls.
+        The caller holds the lock. If `is_outermost`, first drop the tensors of failed calls.
         """
         if is_outermost:
             self._pending_calls.clear()
@@ -125,7 +125,7 @@ def _call_functionally(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> object:
-    """Call a module with `weights` and `buffers` as its tensors; update `buffers` in place."""
+    """Return a module's result with other parameters and buffers; update `buffers` in place."""
     tensors = {**weights, **buffers}
     is_outermost = not _calls.is_mine()
     with _calls:
@@ -216,7 +216,7 @@ def intercept_modules() -> Iterator[None]:
 def _intercepting_call(original: Callable[..., object]) -> Callable[..., object]:
     """Return a `Module.__call__` that records calls with symbolic tensors as operations.
 
-    Other calls go to `original(module, *args, **kwargs)`.
+    A call without symbolic tensors returns `original(module, *args, **kwargs)`.
     """
 
     def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:

@@ -309,7 +309,7 @@ class Nodes(Scopes, Collections):
         variable_store: {name: variable} of `get_variable`.
         partitioned_store: {name: partitioned variable} of `get_variable`.
         seed: Seed of the graph for random operations, or None.
-        as_default, call, write: Methods of `Graph`, whose module needs this one.
+        as_default, call, write: Methods that the subclass `Graph` defines.
     """
 
     as_default: Callable[[], contextlib.AbstractContextManager[Nodes]]
@@ -374,9 +374,9 @@ class Nodes(Scopes, Collections):
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """Return `item._as_graph_element()`, TensorFlow's method for the symbolic object of `item`.
+        """Return the symbolic object for `item`: the result of its method `_as_graph_element`.
 
-        The result is cached for each object. Return an object without the method unchanged.
+        The result is cached. An object without this method of TensorFlow is returned unchanged.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:

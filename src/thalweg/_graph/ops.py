@@ -112,12 +112,14 @@ def constant(
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return a vector of length `capacity`: the elements, then copies of the last element or of 0.
+    """Return the elements as a vector, extended to `capacity` by copies of the last element.
 
-    Raise InvalidTypeError in eager mode, and InvalidArgumentError for more elements.
+    A tensor without elements is extended by 0. Raise InvalidArgumentError if there are more than
+    `capacity` elements. In eager mode always raise InvalidTypeError.
     """
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {capacity}."
+    # TensorFlow pads constants only in graphs.
     if executing_eagerly():
         raise InvalidTypeError(message)
     if count > capacity:
@@ -245,9 +247,9 @@ def assign_sub(
 def creation_node(
     function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
 ) -> Any:
-    """Return `function(sizes, dtype)` in eager mode; in graph mode, a tensor computed in each run.
+    """Return `function(sizes, dtype)`; in graph mode, each run calls `function`.
 
-    `shape` may contain symbolic sizes, see `sizes_of`; `sizes` is a tuple of ints.
+    `sizes` is a tuple of ints. `shape` may contain symbolic sizes, see `sizes_of`.
     """
     kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():

@@ -128,8 +128,7 @@ def get_partitioned(
 
     Args:
         get_shard: `get_shard(name, shape, dtype, initializer, ...)` finds or creates one part.
-        name: Whole name.
-        partitioner: Function of `shape` and `dtype`; None finds a variable that exists.
+        partitioner: Function of `shape` and `dtype`; None to find an existing variable.
         shape: Shape of the whole variable, or None if `initializer` is a value.
         dtype: Dtype, or None for the dtype of the variable scope.
         initializer: Initializer or value of the whole variable.
@@ -138,9 +137,9 @@ def get_partitioned(
 
     Raises:
         NotImplementedError: Called in eager mode.
-        InvalidArgumentError: The partitioner does not divide one axis. Or the variable exists but
-            `reuse` is not set, is missing but `reuse` is True, is not partitioned, or has another
-            shape, dtype or number of parts.
+        InvalidArgumentError: The partitioner does not fit the shape, or divides several axes. The
+            variable exists without `reuse`, or is missing with `reuse=True`. An existing variable
+            is not partitioned, or has another shape, dtype or number of parts.
     """
     _check_partitionable(name)
     if initializer is not None and not callable(initializer):
@@ -166,7 +165,7 @@ def get_partitioned(
 
 
 def _check_partitionable(name: str) -> None:
-    """Raise an error in eager mode, or if an unpartitioned variable has the name."""
+    """Raise an error in eager mode, or if `name` is a variable that is not partitioned."""
     if executing_eagerly():
         raise NotImplementedError(
             f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
@@ -183,7 +182,7 @@ def _make_shard(
 ) -> Any:
     """Find or create the part at the position `info`; return the part.
 
-    If `initializer` is a function, it is called for the part; a value of the whole variable is cut.
+    An initializer that is a function is called for the part. A value of the whole variable is cut.
     """
     if initializer is None or callable(initializer):
         start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
@@ -211,7 +210,7 @@ def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
 def _check_reuse(
     var: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype | None, partitions: Any
 ) -> None:
-    """Raise InvalidArgumentError unless `reuse` is set and `var` matches the other arguments."""
+    """Raise InvalidArgumentError if `reuse` is false, or `var` differs from another argument."""
     if not reuse:
         raise InvalidArgumentError(
             f"Partitioned variable with name {var.name} already exists. Did you mean to set"

@@ -115,10 +115,10 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Report a run's error to other ranks that wait in the run's next collective operation.
+        """Report a run's error to the ranks that wait in the run's next collective operation.
 
-        This is the first operation with a callback `abandoned`, from the step `failed` on; None
-        searches all steps. Call `abandoned(error)`, but not if this operation itself failed.
+        The operation is the first one with a callback `abandoned`, from the step `failed` on. None
+        stands for the first step. Call `abandoned(error)`, unless the operation itself failed.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -152,8 +152,7 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
     Reads come before updates, unless data or control dependencies require another order. Step
     counters are assigned first (see `early_counters`). Fetches of reference variables come last.
-    All else runs in order of creation. Raise InvalidArgumentError if a placeholder is needed and
-    not fed.
+    All else runs in order of creation. Raise InvalidArgumentError if a placeholder is not fed.
     """
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
@@ -306,10 +305,10 @@ def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
 def _find_needed(
     fetches: Iterable[Operation | SymbolicTensor], fed: Fed, nested: bool = False
 ) -> set[Operation]:
-    """Return the operations on which `fetches` depend, within their branch or loop body.
+    """Return the operations on which `fetches` depend.
 
-    With `nested`, include the operations of all other bodies, and of no body. Raise
-    InvalidArgumentError if a placeholder among the operations is not fed.
+    Stay inside of the body of a branch or loop, unless `nested` is True. Raise InvalidArgumentError
+    if a placeholder among the operations is not fed.
     """
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     operations: set[Operation] = set()
@@ -416,13 +415,8 @@ def _record_uses(
 ) -> None:
     """Set `results`, `dead_tensors` and `plain` of each step, in place.
 
-    Each result records the steps and fetches that use it later. Results without a use are dropped.
-
-    Args:
-        steps: All steps, in the order of the run.
-        fetches: The operations and tensors to fetch.
-        fed: Tensors with values from the caller.
-        sources: Tensors for which a step computes gradients.
+    Results that neither a later step nor a fetch uses are dropped. `fed` are the tensors of
+    `feed_dict`, `sources` the tensors for which a step computes gradients.
     """
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
     last_use = {x: i for i, step in enumerate(steps) for x in step.operation.inputs}
@@ -452,7 +446,7 @@ def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]
     """Return (lock mode or None, consecutive steps with this mode) pairs, in order.
 
     If a write precedes the last gradient, `SHARED` becomes `EXCLUSIVE` in all steps up to this
-    gradient. A module that updates buffers counts like a gradient.
+    gradient. A module that updates buffers counts as a write and as a gradient.
     """
     # Between two segments other threads may write, also to tensors saved by autograd.
     locks = [step.lock for step in steps]

@@ -72,10 +72,10 @@ def record(
 
 
 def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
-    """Add the operation that calls an in-place tensor method on a variable, in a hook.
+    """In an optimizer's hook, add the operation that calls an in-place method of a variable.
 
-    The operation waits for the previous in-place operation, and later operations wait for it. So a
-    hook of an optimizer reads the values that it has written, as in eager mode.
+    In-place operations run in order, before all operations that are added later. So an optimizer's
+    hook reads the values that the hook has written, as in eager mode.
 
     Args:
         variable: A variable. Call `write` inside of `variable.graph.as_one()`.

@@ -77,7 +77,7 @@ class AggregatedGraphVariable(GraphVariable):
     _aggregation: VariableAggregation
 
     def _operand(self, value: object) -> object:
-        """Return the value to assign; inside of `Strategy.run`, aggregate it over replicas."""
+        """Return the value to assign, aggregated over replicas inside of `Strategy.run`."""
         operand, strategy = super()._operand(value), in_replicas()
         if strategy is None:
             return operand

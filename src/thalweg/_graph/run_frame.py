@@ -66,8 +66,8 @@ class Frame(dict[SymbolicTensor, Any]):
     ) -> None:
         """Run steps in order; write `export(value)` of each fetched value into `results`.
 
-        On an error undo the writes of incomplete units (updates), add a note that names the
-        operation, and raise the error again.
+        If a step fails, undo the writes of updates that are only partly done. Add a note with the
+        operation's name to the error, and raise the error again.
         """
         records = None
         step = steps[0]

@@ -24,7 +24,7 @@ class _NameScope(threading.local):
 
 
 class Block:
-    """Group of operations inside of a branch or loop, which the operation of the branch runs.
+    """Group of operations in the body of a branch or loop, run by the branch's operation.
 
     Attributes:
         outer: The enclosing block, or None.
@@ -175,7 +175,8 @@ class Scopes:
     def as_one(self, is_one: bool = True) -> Iterator[None]:
         """Return a context manager in which new operations form one unit.
 
-        An enclosing unit of the current block is extended. `is_one=False` leaves the unit.
+        Inside of a unit of the same block, the operations join that unit. With `is_one=False`, the
+        operations belong to no unit.
         """
         outer_unit = self._position.unit
         joins = outer_unit is not None and outer_unit.block is self.block

@@ -183,7 +183,7 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
-        """Run a plan's segments, each under the segment's lock unless this thread has the lock."""
+        """Run a plan as `carry_out`; take the segments' locks unless this thread has the lock."""
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -200,10 +200,10 @@ class Session:
         return results
 
     def _holds_lock(self, writes: bool, action: str) -> bool:
-        """Return True if an operation of an outer run, which holds the lock, calls this.
+        """Return True if an outer run of this thread holds the session's lock.
 
-        Raise FailedPreconditionError if `writes` is True, but the operation is pure. `action` is
-        the end of the error's sentence.
+        Raise FailedPreconditionError if `writes` is True, but the outer run's operation is pure.
+        `action` is the end of the error's sentence.
         """
         held_mode = self._held_lock()
         if held_mode == SHARED and writes:
@@ -305,7 +305,7 @@ class Session:
             self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
-        """Call `work()` under the lock in mode `lock`; raise an interruption after the release."""
+        """Call `work()` under the lock; raise a KeyboardInterrupt only after the lock's release."""
         interruption: BaseException | None = None
         try:
             self._lock.acquire(lock, frame)
@@ -336,7 +336,7 @@ class Session:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Session]:
-        """Return a context manager that makes `eval` and `run` use this session, in this thread."""
+        """Return a context manager: in this thread `eval` and `run` use this session by default."""
         thread.sessions.append(self)
         try:
             yield self

@@ -77,7 +77,7 @@ def common_sizes(shapes: Sequence[Any]) -> Sizes | None:
 
 
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
-    """Return why a function fails in each run; return "" if it may succeed in a run.
+    """Return why all runs of a function fail; return "" if a run may succeed.
 
     `calls` has one failed torch call for each trial.
     """
@@ -99,7 +99,7 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
 
 
 def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
-    """Return why shapes do not broadcast; "" if the shapes may. None is an unknown size."""
+    """Return why shapes cannot broadcast; return "" if they can. None is an unknown size."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     for dim, sizes in enumerate(columns, 1):
         distinct = sorted({size for size in sizes if size not in (None, 1)})

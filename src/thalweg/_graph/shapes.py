@@ -98,7 +98,7 @@ def _needs_data(error: Exception) -> bool:
 
 
 def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
-    """Return the outputs without sizes that differ in a trial with small inputs."""
+    """Return `merged` with None for sizes that differ in a trial with small inputs."""
     # Some functions do not accept inputs this small.
     try:
         small = list(leaves_of(run_trial(_SMALL)))
@@ -191,7 +191,7 @@ def _run_trial(
 
 
 def _describe_misfit(run_trial: Trial) -> str:
-    """Return why the known shapes contradict each other; "" if the reason is unknown."""
+    """Return why the known shapes contradict each other, or "" if the reason is unknown."""
     calls = []
     for size in (*_SIZES, _SMALL):
         watch = Failure()
@@ -239,9 +239,9 @@ def _merge_trials(results: Sequence[object], name: str) -> object:
 
 
 def _merge_outputs(first: object, trial: object, name: str) -> object:
-    """Return an `Output` with the sizes that are equal in two trials; each other size is None.
+    """Return the common `Output` of two trials; sizes that differ are None.
 
-    Return a `first` that is not an `Output`; raise InvalidTypeError if it differs from `trial`.
+    If `first` is not an `Output`, return `first`, or raise InvalidTypeError if `trial` differs.
     """
     if not isinstance(first, Output):
         if first is not trial and first != trial:

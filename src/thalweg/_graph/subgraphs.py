@@ -81,7 +81,7 @@ def run_by(
         arguments: Nested lists, tuples and dicts of symbolic tensors and plain objects.
         outputs: Static description of each output.
     """
-    # What the bodies need from outside must be computed before the branch or loop.
+    # Outer tensors that the bodies need must be computed before the branch or loop.
     graph = subgraphs[0].results[0].graph
     operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
     # The operation takes the session's lock, or none, as the strictest operation of its bodies.
@@ -109,7 +109,7 @@ def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """Return the operations of a body on which the results of the body depend."""
+    """Return the operations of a body on which the body's results depend, in any order."""
     needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -121,7 +121,7 @@ def operations_of(subgraph: Subgraph) -> list[Operation]:
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
-    """Return the tensors outside of a body to which gradients of `results`, of the body, flow."""
+    """Return the tensors outside of a body that gradients of the body's `results` reach."""
     reachable: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:

@@ -69,7 +69,7 @@ def apply_constraint(var: GraphVariable, update: object) -> Any:
 def explain_errors(owner: object, hook: str) -> Iterator[None]:
     """Return a context manager that adds the user's source line and advice to errors.
 
-    TypeError and AttributeError become InvalidTypeError. `hook` names the hook in the message.
+    TypeError and AttributeError become InvalidTypeError. `hook` is the hook's name in messages.
     """
     try:
         yield

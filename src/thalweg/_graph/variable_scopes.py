@@ -162,13 +162,11 @@ def variable_scope(
         name_or_scope: A name below the current scope, a scope to enter again, or None.
         default_name: The name if `name_or_scope` is None; made unique in the enclosing scope.
         values: Ignored.
-        initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype`,
-            `use_resource` and `constraint`.
+        initializer, regularizer, partitioner: Optional defaults for `get_variable`.
         caching_device: Ignored.
-        partitioner: Optional; the default of `get_variable`.
         custom_getter: Optional. `get_variable` returns `custom_getter(getter, name, ...)`.
-            `getter(name, ...)` finds or creates a variable, by the custom getter of the outer scope
-            if there is one.
+            `getter(name, ...)` finds or creates a variable, or calls an outer scope's getter.
+        dtype, use_resource, constraint: Optional defaults for `get_variable`.
         reuse: True, AUTO_REUSE, or None to inherit the outer scope's value.
         auxiliary_name_scope: True to open a name scope, too.
 
@@ -221,7 +219,7 @@ def check_callable(function: object, argument: str) -> None:
 def _check_scope_arguments(
     name_or_scope: object, default_name: object, partitioner: object, custom_getter: object
 ) -> None:
-    """Raise an error for an argument of `variable_scope` of a wrong type."""
+    """Raise an error if an argument of `variable_scope` has a wrong type."""
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
             f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."

@@ -14,7 +14,7 @@ _DESCRIPTION = "Run a Python script that imports tensorflow with thalweg.tf in i
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script named in `arguments` under TensorFlow's import names, as `python` would."""
+    """Parse the command line `arguments`; run the script with `thalweg.tf` as tensorflow."""
     parser = argparse.ArgumentParser("python -m thalweg.tf", description=_DESCRIPTION)
     parser.add_argument(
         "--version",

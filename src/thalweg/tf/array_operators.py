@@ -29,11 +29,11 @@ _torch_equal: Callable[[Tensor, Any], Any] = torch.Tensor.__eq__
 
 
 def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """Return the result of a NumPy function as a tensor, as `Tensor.__array_ufunc__`.
+    """Return the result of a NumPy function as a tensor; implement `Tensor.__array_ufunc__`.
 
-    For an operator such as `+`, the array is converted to the dtype and device of the tensor, and
-    autograd records the operation. `array += tensor` returns a new tensor; the array is unchanged.
-    Further functions run in NumPy on the tensor's memory.
+    For an operator such as `+`, convert the array to the dtype and device of the tensor. Autograd
+    records the operation. `array += tensor` returns a new tensor; the array is unchanged. All other
+    functions run in NumPy on the tensor's memory.
     """
     function = _OPERATORS.get(ufunc) if method == "__call__" and len(inputs) == 2 else None
     # `array += tensor` calls the ufunc with `out` set to the array.
@@ -67,10 +67,10 @@ def _operate(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor)
 def _call_numpy(
     tensor: Tensor, function: Callable[..., Any], inputs: Any, options: dict[str, Any]
 ) -> Any:
-    """Call a NumPy function on the memory of tensors; return arrays of the result as tensors.
+    """Call a NumPy function on the memory of tensors; return the resulting arrays as tensors.
 
-    With the option `out`, return NumPy's result unchanged. Raise InvalidTypeError if `out` is a
-    tensor.
+    With the option `out`, return NumPy's result unchanged. Raise InvalidTypeError if an item of
+    `out` is a tensor.
     """
     targets = options.get("out", ())
     if any(isinstance(target, Tensor) for target in targets):

@@ -61,9 +61,10 @@ def constant(
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Tensor:
-    """Return a value as a tensor: a tensor itself, the value of a variable, or a new tensor.
+    """Return a tensor unchanged, the value of a variable, or a new tensor from other values.
 
-    Raise InvalidTypeError if a tensor does not have the dtype `dtype`.
+    `dtype_hint` is the dtype of a new tensor if `dtype` is None. Raise InvalidTypeError if a tensor
+    does not have the dtype `dtype`.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
         return _graph.constant(value, dtype, name=name)
@@ -383,8 +384,8 @@ def gather(
             number counts from the rank of `indices`.
 
     Raises:
-        InvalidArgumentError: The leading dimensions differ, `axis` is one of them or none of
-            `params`, or on the CPU an index is out of range.
+        InvalidArgumentError: The leading dimensions differ. `axis` is a leading dimension, or not a
+            dimension of `params`. On the CPU, an index is out of range.
     """
     gather_axis = batch_dims if axis is None else as_known_int(axis)
     if gather_axis == 0 and not batch_dims:
@@ -432,9 +433,9 @@ def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: 
 
 
 def _check_range(rows: Tensor, row_count: int) -> bool:
-    """Return True if rows on the CPU are in [0, row_count), and False on another device.
+    """Check row numbers on the CPU; return False, without a check, on another device.
 
-    Raise InvalidArgumentError if a row on the CPU is out of range.
+    Raise InvalidArgumentError if a row number is not in [0, row_count).
     """
     # On a GPU the check would wait for the device.
     if rows.device.type != "cpu":

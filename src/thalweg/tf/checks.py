@@ -124,10 +124,11 @@ def _check_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Check the number of dimensions of a tensor; in each run if it is unknown now.
+    """Raise InvalidArgumentError if the number of dimensions of a tensor is not valid.
 
-    `condition` is (default of `name`, tensor, `accepts`, text about valid numbers).
-    `accepts(number)` returns True for a valid number. `summarize` is ignored.
+    If the number is unknown, the returned operation checks each run. `condition` is (default of
+    `name`, tensor, `accepts`, text about valid numbers). `accepts(number)` returns True for a valid
+    number. `summarize` is ignored.
     """
     label, x, accepts, rank_text = condition
     source, name = tensor(x), name or label
@@ -151,7 +152,7 @@ def assert_rank(x: object, rank: int) -> Any:
 
     Args:
         rank: The number of dimensions.
-        data: Optional. Values that the error of a run shows. In TensorFlow 2, the message.
+        data: Optional. Values that the error of a run shows. A string is the message.
         summarize: Ignored.
         message: Optional text at the beginning of the error's message.
 
@@ -258,7 +259,7 @@ def check_numerics(tensor: object, message: str, name: str | None = None) -> Ten
 def add_check_numerics_ops() -> Any:
     """Return an operation that raises an error for NaN or infinity in the default graph's tensors.
 
-    Tensors in branches and loops are not checked. Return None in eager mode.
+    Placeholders, and tensors in branches and loops, are not checked. Return None in eager mode.
     """
     if _graph.executing_eagerly():
         return None

@@ -67,7 +67,7 @@ def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -
 def unstack(
     value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
 ) -> list[Tensor]:
-    """Return a list of slices, one for each index along an axis; slices do not have the axis.
+    """Return a list of slices, one for each index along an axis, without this axis.
 
     Args:
         num: Number of slices; only needed if the size of the axis is unknown.
@@ -142,7 +142,7 @@ def _are_sizes(sizes_or_count: object) -> bool:
 
 
 def _resolve_sizes(total: int, num_pieces: int | None, lengths: object, axis: int) -> list[int]:
-    """Return the sizes of parts: `num_pieces` equal sizes, or `lengths` if it is None.
+    """Return the sizes of parts: `num_pieces` equal sizes, or `lengths` if `num_pieces` is None.
 
     One of `lengths` may be -1 for the remaining size. Raise InvalidArgumentError if the sizes do
     not add up to `total`.

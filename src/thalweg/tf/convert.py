@@ -106,7 +106,7 @@ def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -
 
 
 def newer_axis(axis: Any, older_axis: Any, older_name: str) -> Any:
-    """Return `axis`, or if it is None the argument that has its older name.
+    """Return `axis`; if `axis` is None, return `older_axis`, its value under an older name.
 
     Raise InvalidArgumentError if neither is None.
     """
@@ -116,7 +116,7 @@ def newer_axis(axis: Any, older_axis: Any, older_name: str) -> Any:
 
 
 def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Return two operands as tensors. If only one is a tensor, the new tensor gets its dtype."""
+    """Return two operands as tensors. A value that is not a tensor gets the dtype of the tensor."""
     if is_tensor(y) and not is_tensor(x):
         y = tensor(y)
         return tensor(x, y.dtype), y

@@ -181,7 +181,7 @@ def transposed(
 ) -> Tensor:
     """Return the transposed convolution of `input`, see `conv_windows.spread`.
 
-    Only the spatial sizes in `output_shape` are used. For None, compute them from `windows`.
+    Only the spatial sizes in `output_shape` are used; for None, `windows` determines the sizes.
     """
     target = None if output_shape is None else sizes_of(output_shape)
     inner = slice(2, None) if windows.channels_first else slice(1, -1)

@@ -50,7 +50,7 @@ def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
 _LINEAR = 40.0
 
 unary, binary = (functools.partial(make, __name__) for make in (operators.unary, operators.binary))
-# What NumPy and torch call `mod` and `floor_divide` round alike in TensorFlow: downwards.
+# TensorFlow's `mod` and `floordiv` round downwards, as `remainder` and `floor_divide` of torch.
 abs = unary(torch.abs, "abs")
 acos = unary(torch.acos, "acos")
 asin = unary(torch.asin, "asin")

@@ -40,7 +40,7 @@ def install_as_tensorflow(version: int = 2) -> None:
     Call this function before the first import of tensorflow. `python -m thalweg.tf script.py` calls
     it for a script. Missing names raise AttributeError or ImportError with a replacement. Modules
     of `tensorflow.python` that optimizers import exist. Packages that test for TensorFlow, such
-    as tensorboard, Keras and transformers, do not find it. Keras uses its torch backend unless
+    as tensorboard, Keras and transformers, find none. Keras uses its torch backend unless
     KERAS_BACKEND is set. `open_seq2seq` is `thalweg.openseq2seq`, unless OpenSeq2Seq is installed.
 
     Args:
@@ -131,7 +131,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
 
 
 def _importer_of() -> tuple[str, bool]:
-    """Return (name of the importing module, True if it calls `find_spec` and does not import)."""
+    """Return (name of the importing module, True if `importlib.util.find_spec` was called)."""
     frame, is_query = sys._getframe(2), False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -176,12 +176,8 @@ def _openseq2seq_spec(fullname: str, path: str, loader: Any) -> ModuleSpec | Non
 def _hiding_spec(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
     """Return an import spec that hides TensorFlow from a module of tensorboard or Keras.
 
-    Return None for modules that do not look for TensorFlow.
-
-    Args:
-        fullname: Name of the imported module.
-        path: Search path of the module's package.
-        empty: Loader of an empty module.
+    Return None for modules that do not look for TensorFlow. `path` is the search path of the
+    module's package, and `empty` is a loader of an empty module.
     """
     if fullname == _ASKS_TENSORBOARD:
         return ModuleSpec(fullname, empty)

@@ -101,9 +101,9 @@ def cross_entropy(
     name: str | None = None,
     dim: int | None = None,
 ) -> Tensor:
-    """Return the cross entropy of `labels` and `softmax(logits)`, differentiable in labels, too.
+    """Return the cross entropy of `labels` and `softmax(logits)`; gradients flow to both.
 
-    `axis` is by default the last one; `dim` is its older name.
+    `axis` is by default the last axis; `dim` is an older name of `axis`.
     """
     axis = newer_axis(axis, dim, "dim")
     class_axis = -1 if axis is None else axis
@@ -277,7 +277,7 @@ def dropout(
 def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Return `dropout` of `x`, or `x` if `training`, a bool or a tensor, is False."""
+    """Return `dropout` of `x` if `training`, a bool or bool tensor, is True, otherwise `x`."""
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):

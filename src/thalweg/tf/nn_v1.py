@@ -96,9 +96,9 @@ def fused_batch_norm(
     """Return images normalized by batch moments in training, otherwise by `mean` and `variance`.
 
     Returns:
-        (images, mean, variance). Without training, mean and variance are the arguments. In
-        training, they are the batch's mean and unbiased variance. If `exponential_avg_factor` f is
-        not 1, they are (1 - f) times the arguments plus f times the batch's moments.
+        (images, mean, variance). In training, mean and unbiased variance of the batch; without
+        training, copies of the arguments. If `exponential_avg_factor` f is not 1, training returns
+        f times the batch's moments plus (1 - f) times the arguments.
     """
     axis, fraction = 1 if data_format == "NCHW" else -1, exponential_avg_factor
     operands = [tensor(x), tensor(scale), tensor(offset)]

@@ -268,7 +268,7 @@ class _SampledClasses:
     def compute(self) -> tuple[Tensor, Tensor]:
         """Return (logits, target probabilities) of the true and sampled classes, per example.
 
-        Each logit is reduced by the logarithm of the expected count of the class.
+        The logarithm of a class's expected count is subtracted from the logit of the class.
         """
         labels = cast(self.labels, torch.int64)
         sampled_values = self.sampled_values

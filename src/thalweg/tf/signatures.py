@@ -46,7 +46,7 @@ def with_common_arguments(
 
     Args:
         finish: `finish(result, ...)` returns the final result. Its further parameters are added.
-        order: Names of all arguments, separated by spaces. By default the function's are first.
+        order: Names of all arguments, separated by spaces. By default those of `finish` are last.
     """
     finish_signature = inspect.signature(finish)
     common_parameters = dict(list(finish_signature.parameters.items())[1:])
@@ -76,7 +76,7 @@ def _rename_arguments(
     newer_parameters: Mapping[str, inspect.Parameter],
     label: str,
 ) -> None:
-    """Rename arguments in `values`, {name: argument}, and remove None if there is a default.
+    """Rename arguments in `values`, {name: argument}; drop a None if the argument has a default.
 
     Raises:
         ValueError: An argument of the function `label` has a value under both names.

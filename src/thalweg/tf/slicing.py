@@ -189,7 +189,8 @@ def boolean_mask(
 ) -> Tensor:
     """Return the slices of a tensor where `mask` is true, stacked along one dimension.
 
-    The mask selects along the dimensions from `axis` on, by default from 0 on, and has their sizes.
+    The first dimension of `mask` is dimension `axis` of the tensor, by default 0. The sizes of
+    `mask` are the sizes of the tensor from there on.
     """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
@@ -219,8 +220,8 @@ def gather_nd(
     """Return elements or slices of `params`; the last dimension of `indices` has index tuples.
 
     `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
-    InvalidArgumentError if `batch_dims` is another number, the numbers of rows differ, `indices`
-    has too few dimensions, an index tuple is too long, or on the CPU an index is too large.
+    InvalidArgumentError for another `batch_dims`, or if the shapes do not fit together. On the CPU,
+    also raise InvalidArgumentError if an index is out of range.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
@@ -245,8 +246,8 @@ def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Split `positions` along the last dimension into a tuple of index tensors.
 
     Raises:
-        InvalidArgumentError: The last dimension of `positions` is larger than the rank of `shape`,
-            or on the CPU, an index is not inside a tensor of shape `shape`.
+        InvalidArgumentError: The last dimension of `positions` is larger than the rank of `shape`.
+            On the CPU, an index is not inside a tensor of shape `shape`.
     """
     if positions.shape[-1] > len(shape):
         raise InvalidArgumentError(

@@ -36,8 +36,8 @@ class Captured:
     Attributes:
         fixed: {name: value at the creation}.
         scalars: Names of hyperparameters that a run passes as Python numbers.
-        inputs: Two inputs of the operation, whose values are the arguments of `values_in_run`: a
-            list of scalars, and {name: tensor} or, for a schedule, {(name, dtype): tensor}.
+        inputs: Inputs of the operation: a list of scalars, and {name: tensor}. A schedule has a
+            key (name, dtype). The inputs' values are the arguments of `values_in_run`.
     """
 
     fixed: dict[Any, Any]
@@ -58,10 +58,10 @@ class Captured:
 def capture_hypers(
     optimizer: Any, values_by_function: dict[str, Any], dtypes: Iterable[torch.dtype]
 ) -> Captured:
-    """Return the `Captured` hyperparameters of an optimizer; add operations that read them.
+    """Add operations that read an optimizer's hyperparameters; return the `Captured` object.
 
     `values_by_function` is {name: result} of callable hyperparameters. `dtypes` are the
-    variables' dtypes. A schedule with symbolic attributes is evaluated in each compute dtype.
+    variables' dtypes; a schedule with symbolic attributes is evaluated for each of the dtypes.
     """
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}

@@ -63,7 +63,7 @@ def apply_gradients(
     """Return the `Operation` that takes one optimizer step in each run.
 
     A run calls the eager optimizer. If the optimizer overrides hooks, call the hooks now instead;
-    the step consists of the operations that they add. `aggregates` is True to sum gradients over
+    the operations that the hooks add are the step. `aggregates` is True to sum gradients over
     replicas. Without pairs, the operation does nothing.
     """
     if not grads_and_vars:
@@ -80,9 +80,8 @@ def _add_eager_step(
     """Add the operation that calls the eager optimizer; return the operation.
 
     Args:
-        optimizer: Creates `iterations`, hyperparameters and slots in the graph, below its name.
-        grads_and_vars: (gradient, variable) pairs.
-        name: Name scope of the operation, which is named as in TensorFlow.
+        optimizer: The graph gets variables for hyperparameters, `iterations` and slots.
+        name: Name scope of the operation.
         aggregates: True to sum gradients over replicas.
     """
     replica = current_replica()

@@ -74,7 +74,8 @@ def add_step(
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
     """Call the gradient hooks; return the resulting pairs whose gradient is not None.
 
-    Create slots for variables that the hooks add. Raise ValueError if no gradient is left.
+    `aggregates` is True to call the hooks that aggregate gradients, too. Create slots for variables
+    that the hooks add. Raise ValueError if no gradient is left.
     """
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     # Variables with slots, by identity.

@@ -46,8 +46,8 @@ def slot(var: GraphVariable, value: object, name: str) -> GraphVariable:
 def check_graph(variables: Iterable[Any], name: str) -> None:
     """Raise FailedPreconditionError if a symbolic variable is not of the current graph.
 
-    The current graph is the graph of the running session, or else the graph under construction.
-    `name` is the optimizer's name, for the message.
+    The current graph is the graph of the running session. Without a session it is the graph under
+    construction. `name` is the optimizer's name, for the message.
     """
     session = current_session()
     current_graph = graph_of() if session is None else session.graph

@@ -1,4 +1,4 @@
-"""Attributes of `tf.compat` that need all of `tf`, which registers a function for each of them."""
+"""Attributes of `tf.compat` that need all of `tf`; `tf` registers a function for each attribute."""
 
 from __future__ import annotations
 

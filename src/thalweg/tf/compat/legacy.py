@@ -191,11 +191,11 @@ def convert_to_tensor_or_indexed_slices(
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """Return elements of `x` where `condition` is true, else of `y`, which has the shape of `x`.
+    """Return elements of `x` where `condition` is true, else of `y`; both have one shape.
 
     A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
-    Raise InvalidArgumentError if one of `x` and `y` is missing, or the shapes do not fit together,
-    and InvalidTypeError if `x` and `y` are tensors of different dtypes.
+    Raise InvalidArgumentError if only `x` or only `y` is missing, or if the shapes do not fit.
+    Raise InvalidTypeError if `x` and `y` are tensors of different dtypes.
     """
     if x is None or y is None:
         return elementwise.where(condition, x, y, name)

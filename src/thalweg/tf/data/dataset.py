@@ -76,7 +76,8 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset with the elements of `step(iterator over this dataset)`.
 
-        `spec()` returns the new `element_spec`, `count_after(n)` the number of elements for n here.
+        `spec()` returns the new `element_spec`. `count_after(n)` returns the new number of elements
+        if this dataset has n elements.
         """
         find = spec or (lambda: self.element_spec)
         count = self._count
@@ -121,7 +122,7 @@ class Dataset:
         """Return a dataset with one element for each row of the tensors.
 
         Raises:
-            InvalidArgumentError: Tensors have different numbers of rows. Iterating raises it.
+            InvalidArgumentError: Raised by iteration: tensors have different numbers of rows.
         """
 
         def rows(nest: object) -> Iterator[object]:
@@ -151,8 +152,8 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of the values that `generator(*args)` yields.
 
-        Each iteration calls `generator`. Raise TypeError if it is not callable, or if
-        `output_types` and `output_signature` are missing.
+        Each iteration calls `generator`. Raise TypeError if `generator` is not callable, or if
+        both `output_types` and `output_signature` are missing.
         """
         if not callable(generator):
             raise TypeError("generator must be callable.")
@@ -328,7 +329,7 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of the batches of `step(iterator, batch_size)`.
 
-        `spec(size)` returns the specification of a batch, with None for different sizes.
+        `spec(size)` returns the specification of a batch; a size of None means different sizes.
         """
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
 

@@ -78,7 +78,7 @@ def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
 
 
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
-    """Return a list with the shape of each tensor of an element, from a nest of shapes.
+    """Return a list with the shape of each tensor of an element; flatten the nest `shapes`.
 
     None is an unknown size or shape. Raise InvalidArgumentError if `shapes` does not have the
     structure of `spec`.
@@ -112,7 +112,7 @@ def values_for(spec: Any, values: Any) -> list[Any]:
 
 
 def _pair_specs(spec: Any, nest: Any, argument: str) -> list[tuple[object, object]] | None:
-    """Pair the items of a dict or tuple `spec` with the items of `nest`. Return None for a leaf.
+    """Return (item of `spec`, item of `nest`) pairs; return None if `spec` is a leaf.
 
     Raise InvalidArgumentError if the structures differ; `argument` is a name for the message.
     """

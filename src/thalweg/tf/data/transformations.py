@@ -57,9 +57,9 @@ def _stack_rows(rows: Sequence[Any]) -> object:
 
 
 def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[object]) -> Stack:
-    """Return a function `stack(columns)` that stacks tensors of different sizes.
+    """Return a function: `stack(columns)` yields the padded and stacked tensors of each column.
 
-    A column has the tensors to stack. An element has one tensor in each column.
+    A batch has a column for each tensor of an element.
 
     Args:
         shapes: For each column the sizes after padding; None means the largest size in a batch.

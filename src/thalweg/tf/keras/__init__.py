@@ -1,7 +1,7 @@
 """`tf.keras`: thalweg's optimizers; all further names are from Keras 3 with the torch backend.
 
-Keras is imported when one of its names is first used. `compile` of models takes the optimizers
-of `tf.keras.optimizers`, or their names.
+The first use of a name of Keras imports Keras. `compile` of models takes the optimizers of
+`tf.keras.optimizers`, or names of optimizers.
 """
 
 import importlib

@@ -67,7 +67,7 @@ def lend() -> None:
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
     """Wrap a function, such as a Keras loss, to accept symbolic tensors.
 
-    A call with symbolic tensors becomes a `Lambda` layer of Keras. Calls without are unchanged.
+    A call with symbolic tensors becomes a `Lambda` layer of Keras. Other calls are unchanged.
     """
 
     @functools.wraps(function)
@@ -89,7 +89,7 @@ def recording(function: Callable[..., object]) -> Callable[..., Any]:
 def _symbol_of(tensor: Any) -> SymbolicTensor:
     """Return the symbolic tensor of the default graph for a `KerasTensor`.
 
-    It is a placeholder for an input of a model. Raise InvalidTypeError if the tensor is not the
+    An input of a model becomes a placeholder. Raise InvalidTypeError if the tensor is not the
     output of a layer.
     """
     maker = getattr(getattr(tensor, "_keras_history", None), "operation", None)

@@ -103,9 +103,9 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Return a context manager like `session`, which yields one session per test.
+        """Return a context manager like `session`, but yield the same session throughout a test.
 
-        Raise ValueError if the graph of this session is not `graph`.
+        Raise ValueError if `graph` is not None and not the graph of this session.
         """
         if graph is None and self._cached is None and executing_eagerly():
             yield _Eager()

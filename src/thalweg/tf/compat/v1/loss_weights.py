@@ -17,7 +17,7 @@ def quotient(total: Any, count: Any) -> Tensor:
 
 
 def squeeze_column(operand: Tensor, rank: int) -> Tensor:
-    """Return a tensor without its last dimension, if that has size 1 and `rank` ones remain."""
+    """Return `operand` without a last dimension of size 1, if `rank` dimensions remain."""
     is_column = operand.dim() == rank + 1 and operand.shape[-1] == 1
     return operand.squeeze(-1) if is_column else operand
 

@@ -263,7 +263,7 @@ def log_loss(labels: object, predictions: object, epsilon: float = 1e-7) -> Tens
 def sigmoid_cross_entropy(
     multi_class_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Return cross entropies of labels and `sigmoid(logits)`, one per element, after reduction.
+    """Reduce cross entropies of labels and `sigmoid(logits)`, one per element; return the loss.
 
     `label_smoothing` is the fraction by which labels move toward 1/2.
     """
@@ -278,7 +278,7 @@ def sigmoid_cross_entropy(
 def softmax_cross_entropy(
     onehot_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Return cross entropies of labels and `softmax(logits)`, one per row, after reduction.
+    """Reduce cross entropies of labels and `softmax(logits)`, one per row; return the loss.
 
     `label_smoothing` is the fraction by which labels move toward equal probabilities. No gradient
     flows into labels.
@@ -302,7 +302,7 @@ def sparse_softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Return cross entropies of class numbers and `softmax(logits)`, one per row, after reduction.
+    """Reduce cross entropies of class numbers and `softmax(logits)`, one per row; return the loss.
 
     Labels and weights may have a last dimension of size 1. See `compute_weighted_loss`.
     """

@@ -199,7 +199,7 @@ _KINDS = {
 def _confusion_metric(
     metric_name: str, counts: dict[str, str], finish: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
-    """Return a metric that counts true and false labels and predictions.
+    """Return a metric computed from counts of (label, prediction) pairs, such as true positives.
 
     Args:
         counts: {variable name: key of `_KINDS` that the variable counts}.

@@ -61,8 +61,8 @@ def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any
 def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
     """Add a layer's variables and outputs to collections of the graph; return the outputs.
 
-    `variables` is a list of collections, or {variable name: collections}. A `layer` of None has no
-    variables.
+    `variables` is a list of collections, or {variable name: collections}. `layer` is None if there
+    are no variables. `collections` are for `outputs`.
     """
     for variable in [] if layer is None else layer.variables:
         _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
@@ -215,7 +215,7 @@ def _normalize(
     is_training: object,
     updates_collections: object,
 ) -> Any:
-    """Call a layer and return its outputs; add its updates to collections.
+    """Return a layer's outputs; add the layer's updates to `updates_collections`.
 
     If `updates_collections` is None, the outputs wait for the updates instead.
     """

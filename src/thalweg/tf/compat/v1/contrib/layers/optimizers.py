@@ -132,8 +132,9 @@ def _make_rate(
 ) -> Any:
     """Return the learning rate as a scalar variable or tensor; return None for None.
 
-    With `decay`, return `decay(rate, step)`; add a summary of it if `summaries` names it. Raise
-    InvalidArgumentError for a negative rate, or for a decay without a step.
+    With `decay`, return `decay(rate, step)`, and add a summary if "learning_rate" is in
+    `summaries`. Raise InvalidArgumentError for a `learning_rate` of another kind or below 0. Also
+    raise InvalidArgumentError for a `decay` without `step`.
     """
     if learning_rate is None:
         return None
@@ -158,7 +159,7 @@ def _make_rate(
 
 
 def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
-    """Return an optimizer unchanged. Make one from a name, a class or a function, with `rate`."""
+    """Return an optimizer unchanged; for a name, a class or a function, make one with `rate`."""
     if isinstance(optimizer, train.Optimizer):
         return optimizer
     make: Any = optimizer
@@ -198,7 +199,7 @@ def _add_noise(grad: Any, scale: float) -> Any:
 
 
 def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
-    """Return a gradient times `multipliers[var]` or `multipliers[var.name]`; by default times 1."""
+    """Return `grad` times `multipliers[var]` or `multipliers[var.name]`, or `grad` if unlisted."""
     factor = multipliers.get(var, multipliers.get(var.name))
     if grad is None or factor is None:
         return grad
@@ -214,8 +215,8 @@ def _clip_and_summarize(
 ) -> list[tuple[Any, Any]]:
     """Return the pairs with clipped gradients; add the summaries of loss and gradients.
 
-    `clip` is the maximum global norm, a function of the pairs that returns pairs, or None. Raise
-    InvalidArgumentError for any other object.
+    `clip` is the maximum global norm, or a function: `clip(pairs)` returns new pairs. None clips
+    nothing. Raise InvalidArgumentError for any other object.
     """
     has_norms = "global_gradient_norm" in summaries or "gradient_norm" in summaries
     if has_norms:
@@ -276,8 +277,8 @@ def adaptive_clipping_fn(
         name: Optional. Name of the scope of the averages, which are variables of the graph.
 
     Returns:
-        `clip(pairs)` returns (clipped gradient, variable) pairs for (gradient, variable) pairs. It
-        raises RuntimeError in eager mode.
+        `clip(pairs)` returns (clipped gradient, variable) pairs for (gradient, variable) pairs. A
+        call raises RuntimeError in eager mode.
 
     Reference: tf.contrib.layers.adaptive_clipping_fn; https://arxiv.org/abs/1412.1602, 3.2.1
     """
