@@ -13,12 +13,10 @@ from thalweg.formula import Rule
 
 
 def check_value_counts(formula: Any, names: list[str], results: int, results_text: str) -> None:
-    """Raise RuleError unless a formula of a rule with passes has the expected number of values.
+    """Raise RuleError unless a formula takes `2 + len(names)` values and returns `results` values.
 
     Args:
-        formula: The formula, named in the error.
-        names: The expected positional values after `var` and `grad`.
-        results: The expected number of results.
+        names: The names of the values after `var` and `grad`, for the error.
         results_text: A description of the expected results, for the error.
     """
     count, inputs = 2 + len(names), ", ".join(["var", "grad", *names])

@@ -169,7 +169,7 @@ class Batch:
             target.copy_(row_values.reshape(target.shape))
 
     def set_values(self, name: str, values: Tensor, rows: Sequence[int] | None = None) -> None:
-        """Set `measured_values[name]`; copy the result into `vectors[name]` if the vector exists.
+        """Store a measure in `measured_values[name]`, and in `vectors[name]` if that exists.
 
         Args:
             values: (len(rows), ...), in the order of the variables.
@@ -182,10 +182,9 @@ class Batch:
             self.vectors[name].copy_(values)
 
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
-        """Set `new_slot_values[name]` to `values`, rounded to the dtype of the slots.
+        """Store new values of a slot in `new_slot_values[name]`, rounded to the slot's dtype.
 
-        Variables outside `rows` keep the new value of an earlier stage. Without an earlier stage,
-        they keep the slot's value.
+        Variables outside `rows` keep their earlier new value, or the slot's value without one.
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
@@ -195,9 +194,9 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return a list for each distinct step number: indices of variables in the batch.
+        """Group the variables by step number; return lists of indices in the batch.
 
-        Step numbers that are not due (see `is_due`) are left out.
+        Variables whose step number is not due (see `is_due`) are left out.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
@@ -505,10 +504,10 @@ def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
 def run_stage(
     rule: Rule, stage: Stage, batch: Batch, columns: Columns, slot_of: Callable[[int, int], Tensor]
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, in one call if possible; write no slot.
+    """Run a stage over a batch; store outputs in `batch`, but return the new values of other slots.
 
-    A stage that depends on the step number is called once for each step number that is due. Pass
-    values, measures, and new values of row and column slots are stored in `batch`.
+    Outputs for passes, measures and slots of rows or columns are stored. A stage that depends on
+    the step number is called once for each step number that is due.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.

@@ -83,10 +83,13 @@ def draw_bits(
 
 
 def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
-    """Find the groups of eight adjacent positions that contain `count` elements.
+    """Return the groups that the elements of a shard lie in: groups of eight adjacent positions.
+
+    Args:
+        origin: The position of the first element, or the positions of all `count` elements.
 
     Returns:
-        The group numbers, ascending, and an index (a slice or tensor) of the elements in the
+        The group numbers, ascending; and a slice or tensor that selects the elements from the
         flattened groups.
     """
     if not isinstance(origin, ElementRuns):

@@ -345,7 +345,7 @@ class StagedStep:
         ]
         self._readers = [group for _, group in groups]
         self._slot_bounds = layout.merge_byte_spans(())
-        # Whether gradients are outside `_slot_bounds`; None before `_bind_short`.
+        # True if gradients are outside `_slot_bounds`; None before `_bind_short`.
         self._are_disjoint: bool | None = None
 
     @property
@@ -483,7 +483,7 @@ class StagedStep:
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        In all cases write the addresses of slots into the tables of kernels for small matrices.
+        Then bind the slots to the kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.
