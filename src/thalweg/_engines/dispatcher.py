@@ -275,7 +275,6 @@ class Dispatcher:
         """Return a cached or new plan of a variable with a sparse gradient, bound to the gradient.
 
         Args:
-            engine: An engine with kernels.
             round_index: How often the variable occurs earlier in the step; part of the cache key.
         """
         key = (engine, id(request.variables[0]), round_index)

@@ -160,8 +160,6 @@ def bind_formula(
 ) -> Any:
     """Return a function `f(*values, **scalars)` that returns the tuple of a formula's results.
 
-    The function's code has the formula's file and line numbers, for debuggers.
-
     Args:
         namespace: {name: function} of the engine.
         literal: `literal(value)` returns a float as a number of the engine's type.

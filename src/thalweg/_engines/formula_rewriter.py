@@ -346,7 +346,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([self.visit(target)], value), node)
 
     def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> ast.AST:
-        """Rewrite `a, b = helper(...)`; the name `_` may be repeated, and cannot be read."""
+        """Rewrite `a, b = helper(...)`; results assigned to `_` are not computed."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
         used, call = [name for name in names if name != "_"], assignment.value
         helper_name = (

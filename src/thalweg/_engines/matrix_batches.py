@@ -144,7 +144,6 @@ class Batch:
         """Return a pass's values as a tensor (len(rows), *shape), which may be a view.
 
         Args:
-            name: The name of the values.
             rows: The indices in the batch of the variables to return.
             shape: The shape of one variable in the stage.
         """
@@ -157,7 +156,6 @@ class Batch:
         """Overwrite the values of a pass with the output of a stage.
 
         Args:
-            name: The name of the values.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """
@@ -210,7 +208,6 @@ class Batch:
         If variables have different values, return a tensor (len(rows), 1, ...).
 
         Args:
-            name, columns: The name of the scalar, and all scalars.
             rows: The indices in the batch of the variables that the stage computes.
             shape: The shape of a variable in the stage. `len(shape)` dimensions of 1 are added.
 
@@ -337,11 +334,9 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
 def _call_divided(
     call: StageCall, inputs: Mapping[str, Any], division: Division, label: str
 ) -> dict[str, Tensor]:
-    """Call a stage once for each matrix shape; return {name: output for whole variables}.
+    """Call a stage on the matrices of a division, once for each matrix shape.
 
-    Args:
-        inputs: {name: input of the stage for whole variables}.
-        division: The division of each variable into matrices.
+    `inputs` are those of whole variables, by name. Return {name: output for whole variables}.
     """
     rule, batch, outputs = call.rule, call.batch, dict[str, Tensor]()
     slots = {slot.name: slot for slot in rule.shaped_slots if slot.name not in batch.pass_values}

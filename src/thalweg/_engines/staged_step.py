@@ -81,7 +81,7 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
 
 
 class WholeMatrices:
-    """Values that passes and measures compute for the variables of a step, and runs of stages.
+    """Values that passes, measures and stages compute for the variables of a step.
 
     The variables are unsharded; `GatheredMatrices` of `distribute` replaces the class for shards,
     whose rules measure no rows or columns. Variables with True in `StepRequest.short` are left out.
@@ -428,7 +428,7 @@ class StagedStep:
         return tuple(dict.fromkeys([*names, COUNT]))
 
     def can_replay_passes(self) -> bool:
-        """Return True if replays can run the passes natively, or stages between native calls.
+        """Return True if native code can replay the passes; it may return to Python for stages.
 
         Matrices must be unsharded, and no stage may draw random numbers. `group_passes` must accept
         a rule over rows and columns.

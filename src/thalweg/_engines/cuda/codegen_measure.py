@@ -334,7 +334,6 @@ def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
     """Return the kernel that sums formulas over the leaves of tensors.
 
     Args:
-        measurement: The formulas, and the memory that they read.
         flush: True to treat denormals as zero.
 
     Raises:
