@@ -44,6 +44,7 @@ def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str
     Args:
         slots: The names of the values that follow `var` and `grad`.
         first: The position of the first slot: 2, or 1 for a formula without a gradient.
+        scalars: {name: scalar} that formulas of the rule may take.
     """
     formula_graph = trace_formula(formula)
     if len(formula_graph.positional) > first + len(slots):

@@ -58,7 +58,7 @@ def draw_bits(
     """Return 16 random bits for each element of some variables, an int32 vector.
 
     Args:
-        variables: Triples for each variable: index in the optimizer; positions of the elements in
+        variables: A triple for each variable: index in the optimizer; positions of the elements in
             the full variable (an int is the first of adjacent positions); number of elements.
         step: The number of the step.
         stream: The index of the stored tensor: 0 for the variable, 1 for its first slot ...
