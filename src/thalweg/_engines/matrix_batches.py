@@ -182,7 +182,7 @@ class Batch:
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
         """Store new values of a slot in `new_slot_values[name]`, rounded to the slot's dtype.
 
-        Variables outside `rows` keep their earlier new value, or the slot's value without one.
+        Variables outside `rows` keep their earlier new value; without one, the slot's value.
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
@@ -334,7 +334,7 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
 def _call_divided(
     call: StageCall, inputs: Mapping[str, Any], division: Division, label: str
 ) -> dict[str, Tensor]:
-    """Call a stage on the matrices of a division, once for each matrix shape.
+    """Call a stage on the matrices that `division` cuts variables into, once for each shape.
 
     `inputs` are those of whole variables, by name. Return {name: output for whole variables}.
     """

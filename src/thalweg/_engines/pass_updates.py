@@ -139,8 +139,8 @@ def _can_run_passes(rule: Rule) -> bool:
 
     The rule must have passes over rows or columns, and no `Pass`. Its numbers (measures over
     variables) must be sums. With numbers, it must have no `measures`. A fused stage must not read
-    `element_count`. Another stage must run at each step, and read only numbers and scalars. It must
-    not read a number that an earlier measure of rows or columns reads: kernels may repeat that one.
+    `element_count`. Another stage must run at each step, and read numbers besides scalars. It must
+    read no number that an earlier measure of rows or columns reads: kernels may repeat the measure.
     """
     numbers, read_names = set[str](), {*rule.vectors, RANDOM}
     for entry in rule.passes:

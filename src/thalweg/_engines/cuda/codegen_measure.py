@@ -292,7 +292,7 @@ class LaneReduction(Targets):
     def fold(self, names: Sequence[str]) -> list[str]:
         """Return lines that reduce the kernel's variables `names`, and assign the first of them.
 
-        The upper half is joined to the lower half repeatedly; a number without partner is kept.
+        The upper half is joined to the lower half repeatedly; a variable without partner is kept.
         """
         lines: list[str] = []
         count = len(names)
