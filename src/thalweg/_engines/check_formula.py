@@ -13,12 +13,10 @@ from thalweg.formula import Rule
 
 
 def check_value_counts(formula: Any, names: list[str], results: int, results_text: str) -> None:
-    """Raise RuleError unless a formula of a rule with passes has the expected number of values.
+    """Raise RuleError unless a formula takes `2 + len(names)` values and returns `results` values.
 
     Args:
-        formula: The formula, named in the error.
-        names: The expected positional values after `var` and `grad`.
-        results: The expected number of results.
+        names: The names of the values after `var` and `grad`, for the error.
         results_text: A description of the expected results, for the error.
     """
     count, inputs = 2 + len(names), ", ".join(["var", "grad", *names])
@@ -46,6 +44,7 @@ def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str
     Args:
         slots: The names of the values that follow `var` and `grad`.
         first: The position of the first slot: 2, or 1 for a formula without a gradient.
+        scalars: {name: scalar} that formulas of the rule may take.
     """
     formula_graph = trace_formula(formula)
     if len(formula_graph.positional) > first + len(slots):

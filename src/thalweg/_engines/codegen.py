@@ -187,7 +187,7 @@ class FormulaWriter:
 
 @dataclass(frozen=True)
 class Update:
-    """Description of the update of one element; kernels of all devices are cached by it.
+    """Cache key of kernels that update tensors: the formula of an element, and the storage types.
 
     Attributes:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
@@ -226,7 +226,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Formulas that a kernel reduces, and the memory that formulas read; kernels are cached by it.
+    """Cache key of kernels that reduce formulas: the formulas, and the storage types they read.
 
     Attributes:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
@@ -252,7 +252,7 @@ def distinct_formulas(measures: Sequence[Measure]) -> tuple[Formula, ...]:
 
 
 class TracedUpdate:
-    """Graphs of an update, and the names that kernels give to its scalars and vectors.
+    """Graphs of the formulas of an `Update`, and the names of scalars and vectors in kernels.
 
     Args:
         update: The update. With `draws`, or with slots in blocks of codes, a row of the address

@@ -29,7 +29,7 @@ ReductionType = TypeVar("ReductionType", bound="Targets")
 
 
 class Sweep:
-    """Graphs of a measurement, and the streams and scalars that a kernel reads per element.
+    """Graphs of the formulas of a `Measurement`, and the inputs of the kernel that reduces them.
 
     Attributes:
         measures, stages: The graphs of formulas, and of stages if a formula reads the gradient.
@@ -92,7 +92,7 @@ def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) 
 
 
 class Targets:
-    """Measures that use one reduction of a formula.
+    """Base class of the reduction of a formula, with the indices of the measures that use it.
 
     Attributes:
         targets: {"row", "column" or "variable": indices of measures}; measures may be equal.
@@ -110,9 +110,9 @@ class Targets:
 def share_reductions(
     measures: Sequence[Measure], make: Callable[[int, str], ReductionType]
 ) -> list[ReductionType]:
-    """Return one reduction for each distinct pair of a formula and a `Measure.reduce`.
+    """Return the distinct reductions of measures; measures with equal formula and kind share one.
 
-    `targets` of a reduction receives the indices of all measures that use the reduction.
+    `targets` of a reduction receives the indices in `measures` of the measures that use it.
 
     Args:
         make: `make(index of the formula, "sum" or "largest")` returns a new reduction.

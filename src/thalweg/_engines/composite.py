@@ -61,7 +61,7 @@ _OF_VARIABLES = (
 
 
 class CompositeStep:
-    """A `StepPlan` of parts.
+    """A `StepPlan` that runs parts, each for some variables of the step.
 
     Args:
         rounds: [(indices of variables in the step, part)] for each round.
@@ -85,10 +85,10 @@ class CompositeStep:
         )
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """Bind all parts to the gradients of a request and return True.
+        """Bind all parts to the gradients of a request; return True on success.
 
-        Return False for a step of several rounds. If a part cannot be bound, release all gradients
-        and return False.
+        Return False if the step lists a variable twice. If a part cannot be bound, all parts
+        release their gradients.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False
@@ -105,7 +105,7 @@ class CompositeStep:
         return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """Yield (indices of distinct variables, functions that write them) for each round."""
+        """Yield the writes of each round; a variable that is listed twice has two rounds."""
         for plans in self._rounds:
             round_members = [index for members, _ in plans for index in members]
             calls = [

@@ -57,10 +57,10 @@ def _read_layouts(tensors: Sequence[Tensor]) -> list[list[Any]]:
 
 
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
-    """Return lists of indices of variables that one kernel can update.
+    """Return groups of variables that one kernel can update, as lists of indices.
 
-    The variables of a list have one device and equal dtypes. Variables with True in `request.short`
-    also have matrices of equal shape. Variables without elements are left out.
+    The variables of a group have one device and equal dtypes. Variables with True in
+    `request.short` are also grouped by matrix shape. Variables without elements are left out.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -180,7 +180,7 @@ class DensePlan:
         self.point_at(aliases.gradients)
 
     def _hold_tensors(self, request: StepRequest) -> StepRequest:
-        """Set the attributes that describe memory; return the request over aliases.
+        """Record addresses and layouts of all tensors; return the request with detached tensors.
 
         Raises:
             LayoutError: Another thread has replaced a tensor since validation.
@@ -211,10 +211,10 @@ class DensePlan:
         return pairs + self._storage_guard.slot_addresses()
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
-        """Bind the plan to the gradients of a request and return True.
+        """Bind the plan to the gradients of a request; return True on success.
 
-        Return False if a gradient must be validated or copied, or if memory has moved. Return False
-        if the request differs in anything except gradients, slots and names.
+        Slots and names of the request are ignored. Return False if anything else differs from the
+        plan, if memory has moved, or if a gradient must first be validated or copied.
 
         Args:
             bounds: Optional. Address ranges, from `merge_byte_spans`, that gradients must not
@@ -229,7 +229,8 @@ class DensePlan:
     def serves(self, request: StepRequest) -> bool:
         """Return True if the plan can execute a request, after `point_at(request.gradients)`.
 
-        Rule, options, variables, slots and dtypes must be those of the plan.
+        The rule, options, variables and slots must be the plan's. Gradients must have the dtypes
+        and shapes that the plan's gradients had.
         """
         return (
             self._has_options_of(request)
@@ -242,7 +243,7 @@ class DensePlan:
         )
 
     def _has_options_of(self, request: StepRequest) -> bool:
-        """Return True if a request has the plan's rule, stages, selection, places and copies."""
+        """Return True if rule, stages, selection, `places` and copies are those of the plan."""
         copies = request.copies
         if copies is None:
             has_copies = not self._copy_tensors
@@ -277,9 +278,9 @@ class DensePlan:
         return True
 
     def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
-        """Bind gradients and return True; return False if a gradient must be validated or copied.
+        """Bind gradients; return False if a gradient must first be validated or copied.
 
-        If addresses have changed since the last call, write them to the tables of the groups.
+        Addresses that have changed since the last call are written to the tables of the groups.
         """
         try:
             if not self._gradient_guard.holds(gradients):
@@ -343,7 +344,7 @@ class DensePlan:
         """Bind gradients of the planned layout: write their addresses to the tables of the groups.
 
         Args:
-            gradients: Aliases that only the caller has.
+            gradients: Detached tensors that only the caller has.
 
         Raises:
             LayoutError: A gradient has lost its memory.
@@ -376,7 +377,7 @@ class DensePlan:
         elements have sums and peaks of 0, and no leaves or measures.
 
         Raises:
-            LayoutError: The memory of a variable, a slot, a copy or a gradient was cut.
+            LayoutError: The memory of a variable, a slot, a copy or a gradient was freed.
         """
         drain(calls(self.memory_checks()))
         groups = self.groups
@@ -418,7 +419,7 @@ class DensePlan:
         return self._row_major_groups.refresh(groups, gradients, formulas)
 
     def memory_checks(self) -> list[Call]:
-        """Return `WriteRound.checks` of the plan and its gradients."""
+        """Return [function to call once; it raises LayoutError if memory has been freed]."""
         present = chain(
             map(Tensor.data_ptr, self._held_tensors),
             map(UntypedStorage.data_ptr, self._gradient_storages),

@@ -1,4 +1,4 @@
-"""Reference of diagnostics: sums, largest magnitudes and counts, in spans (ranges of elements).
+"""Specification of diagnostics: sums, maxima and counts over spans (ranges of elements).
 
 Measurements are bitwise reproducible. `MEASURED` lists the measurements of a variable. They use the
 numbers that the update reads and writes, in the compute dtype. The move of an element is the new
@@ -98,8 +98,8 @@ class VariableDiagnostics:
     def _read_weight(self, is_pre_write: bool) -> Tensor:
         """Return the variable's elements as a vector in the compute dtype.
 
-        The lower bits of a split weight are included. With `is_pre_write`, the result is a new
-        tensor. It has the values at which the step begins (see `StepRequest.from_copies`).
+        A split weight includes its lower bits. With `is_pre_write`, the result is a new tensor that
+        includes what other code has written to the copy (see `StepRequest.from_copies`).
         """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):

@@ -145,7 +145,7 @@ class Dispatcher:
         return CompositeStep(request, plans)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
-        """Return the plan of a rule with passes, which are computed before the update."""
+        """Return the plan of a step whose rule has passes (formulas that run before the update)."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
         # Each pass has a dispatcher, because the keys of a dispatcher's caches have no rule.
@@ -160,7 +160,7 @@ class Dispatcher:
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
     def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | None:
-        """Return the transfers between devices of an offloaded step; None for other steps."""
+        """Return the transfers of a step with copies on another device, else None."""
         transfers = None
         pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
@@ -208,10 +208,9 @@ class Dispatcher:
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
         """Return True if kernels can update the variable at `index` by memory addresses.
 
-        The variable must be aligned and dense. It must be contiguous if slots are encoded or
-        formulas read vectors. Slots and copy must have the variable's strides. If a condition
-        fails, warn once per variable. For a sparse gradient, return False without a warning if
-        the gradient has too many indices or the variable is not contiguous.
+        The variable must be aligned and dense; with encoded slots or vectors also contiguous.
+        Slots and copy must have the variable's strides. If not, warn once per variable. A sparse
+        gradient needs a contiguous variable and less than `ENTRIES` indices. If not, do not warn.
         """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
@@ -240,7 +239,12 @@ class Dispatcher:
         engines: Sequence[EngineKind],
         transfers: OffloadTransfers | None,
     ) -> Parts:
-        """Return [(indices of variables, plan)] for the variables `members`, each listed once."""
+        """Group the variables `members` by engine; return [(indices of a group, the group's part)].
+
+        Args:
+            round_index: How often the variables occur earlier in the step.
+            members: Indices of distinct variables.
+        """
         groups: dict[tuple[EngineKind, int, torch.device | None, int], list[int]] = {}
         for index in members:
             var, engine = request.variables[index], engines[index]
@@ -271,7 +275,6 @@ class Dispatcher:
         """Return a cached or new plan of a variable with a sparse gradient, bound to the gradient.
 
         Args:
-            engine: An engine with kernels.
             round_index: How often the variable occurs earlier in the step; part of the cache key.
         """
         key = (engine, id(request.variables[0]), round_index)
@@ -287,11 +290,10 @@ class Dispatcher:
         return plan
 
     def _find_dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
-        """Return the cached plan if it serves the request, else a new plan; bind the gradients.
+        """Return a cached or new plan of a step over dense gradients, bound to the gradients.
 
         Args:
-            request: A step over dense gradients.
-            key: The cache key: the engine, and -1 or the index in `OffloadTransfers.runs`.
+            key: The cache key: the engine, and the index of the offload run or -1.
         """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))

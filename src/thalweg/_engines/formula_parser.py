@@ -43,7 +43,7 @@ _MOVES: dict[str, Callable[..., Any]] = {"moved": _python.add, "moved_back": _py
 
 
 class Composed:
-    """Formula of an engine that builds its own graph.
+    """Base class of formulas that have no source; they build their graph in `compose`.
 
     Attributes:
         is_pass: True if only later passes read the results.
@@ -73,7 +73,7 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
             scalars to numbers.
 
     Raises:
-        RuleError: The formula is not straight arithmetic. The message names formula and line. Or a
+        RuleError: The formula is not straight arithmetic (the message names formula and line), or a
             bound name is not a scalar of the formula.
     """
     if is_stage and isinstance(function, functools.partial):
@@ -160,8 +160,6 @@ def bind_formula(
 ) -> Any:
     """Return a function `f(*values, **scalars)` that returns the tuple of a formula's results.
 
-    The function's code has the formula's file and line numbers, for debuggers.
-
     Args:
         namespace: {name: function} of the engine.
         literal: `literal(value)` returns a float as a number of the engine's type.
@@ -209,7 +207,7 @@ def raise_unless_counts(function: Any, inputs: int, results: int, requirement: s
     """Raise RuleError unless a formula takes and returns these numbers of values.
 
     Args:
-        requirement: What the formula must take and return, for the error.
+        requirement: The end of the error: the values that the formula must take and return.
     """
     graph = trace_formula(function)
     if (len(graph.positional), len(graph.outputs)) != (inputs, results):

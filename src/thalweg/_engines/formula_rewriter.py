@@ -103,7 +103,7 @@ class FormulaRewriter(ast.NodeTransformer):
         self.function, self.is_stage = function, is_stage
         self.helpers = helpers
         self.locals: set[str] = set()
-        # Whether a local name is a condition. The first use of a helper's parameter decides.
+        # True for a local name that is a condition. The first use of a helper's parameter decides.
         self.conditions: dict[str, bool] = {}
         self.moves: list[ast.expr] = []  # calls of `moved`
         closure = inspect.getclosurevars(function)
@@ -268,7 +268,7 @@ class FormulaRewriter(ast.NodeTransformer):
     ) -> None:
         """Raise RuleError unless `moved` is called at most once, for the first result.
 
-        The call is the result itself, or `first` is the name that a line of `body` assigns from it.
+        `first` is that result: the call itself, or the name that `body` assigns from the call.
         """
         values = [*(line.value for line in body), first]
         indices = [k for k, value in enumerate(values) if any(value is x for x in self.moves)]
@@ -312,10 +312,10 @@ class FormulaRewriter(ast.NodeTransformer):
         return False
 
     def as_kind(self, expression: ast.expr, is_condition: bool) -> ast.expr:
-        """Rewrite an expression that must be a condition (True) or a number (False).
+        """Rewrite an expression that must be a condition, or a number if `is_condition` is False.
 
-        A parameter of unknown kind is recorded with the expected kind. Raise RuleError for the
-        other kind.
+        A parameter of unknown kind is recorded with this kind. An expression of the other kind
+        raises RuleError.
         """
         rewritten = self.visit(expression)
         kind = self.is_condition(expression)
@@ -346,7 +346,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([self.visit(target)], value), node)
 
     def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> ast.AST:
-        """Rewrite `a, b = helper(...)`; the name `_` may be repeated, and cannot be read."""
+        """Rewrite `a, b = helper(...)`; results assigned to `_` are not computed."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
         used, call = [name for name in names if name != "_"], assignment.value
         helper_name = (
@@ -400,7 +400,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 
     def write_body(self, definition: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
-        """Return the rewritten assignments of a function, and its returned value, not rewritten."""
+        """Return the rewritten assignments of a function, and its returned expression unchanged."""
         arguments = definition.args
         if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
             raise self.error_at(

@@ -1,4 +1,4 @@
-"""Read the source of a formula, and the checked form of the source."""
+"""Read the source of a formula as a syntax tree; detect a file edited after the import."""
 
 from __future__ import annotations
 import __future__
@@ -99,6 +99,8 @@ def _check_current(function: types.FunctionType) -> None:
     # The future statements of the module change the code of its functions.
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     recompiled = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
+    # The import may have read a .pyc of another release of Python with the same magic number, in
+    # which equal source has other instructions.
     if not (
         _contains(recompiled, loaded) or _contains(_read_cached_code(loaded.co_filename), loaded)
     ):
@@ -121,10 +123,9 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
 
 
 def _read_cached_code(path: str) -> types.CodeType | None:
-    """Return the bytecode that an import of a file reads from the cache.
+    """Return the code object in the `.pyc` file of a module in `__pycache__`.
 
-    Return None if the cache is missing or out of date. Another release of Python with an equal
-    format number may have written the bytecode, with other instructions.
+    Return None if there is no such file, or if it is not of the present source file `path`.
     """
     try:
         cached = Path(cache_from_source(path)).read_bytes()

@@ -61,10 +61,12 @@ def hold_memory(request: StepRequest) -> StepRequest:
 
 
 def check_access(aliases: StepRequest) -> None:
-    """Raise an error unless kernels can access the tensors of a result of `hold_memory`.
+    """Raise an error if another thread has replaced a tensor since the step was validated.
 
-    Another thread may have replaced tensors after the step was validated. Addresses for
-    `check_call` must be read before this check.
+    Read the addresses for `check_call` before this check.
+
+    Args:
+        aliases: A result of `hold_memory`.
 
     Raises:
         LayoutError: A tensor has lost its memory, or was replaced by one of another layout.
@@ -87,7 +89,7 @@ def check_access(aliases: StepRequest) -> None:
 
 
 def _can_access(tensors_by_variable: Sequence[Sequence[Tensor]]) -> bool:
-    """Return True if kernels can access dense variables, each followed by tensors of its layout."""
+    """Return True if the tensors of each variable have memory, and the layout of the first one."""
     tensors = list(chain.from_iterable(tensors_by_variable))
     owners = [group[0] for group in tensors_by_variable for _ in group]
     if not {*map(_DTYPE, tensors)} <= STORAGE_NAMES.keys():
@@ -105,12 +107,12 @@ def _can_access(tensors_by_variable: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def check_call(present: Iterable[int], addresses: Sequence[int], fail: Call) -> Call:
-    """Return a function in C that calls `fail` if addresses have changed since they were read.
+    """Return a function in C, to be called once, that calls `fail` if addresses have changed.
 
-    If kernels hold Python's lock and directly follow in C, their memory is allocated.
+    No other thread runs between the check and a kernel that follows in C with Python's lock held.
 
     Args:
-        present: Iterator in C that reads the present addresses when the function is called.
+        present: Iterator in C over the present addresses, which the function reads.
         addresses: The expected addresses.
     """
     are_same = map(operator.eq, present, addresses)

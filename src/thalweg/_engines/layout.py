@@ -71,7 +71,7 @@ def is_far(tensor: Any, device: torch.device) -> bool:
 
 
 def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
-    """Raise if a tensor has no memory for its elements: fake, distributed and freed tensors.
+    """Raise if a tensor has no memory for its elements: if it is fake, distributed or freed.
 
     A meta tensor is accepted if `param` is None or a meta tensor.
 
@@ -321,7 +321,7 @@ def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
 
 
 def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
-    """Raise if a tensor cannot be a copy of a variable, in a 16-bit dtype or on another device.
+    """Raise if a tensor is not a valid copy of a variable: in 16 bits, or on another device.
 
     Raises:
         InvalidTypeError: The copy's dtype is not 16-bit. A copy on another device may also have the

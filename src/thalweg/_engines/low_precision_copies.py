@@ -43,13 +43,13 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
 
 
 def is_nearest(values: Tensor, candidates: Tensor) -> Tensor:
-    """Return a bool tensor: True where a candidate is a nearest bfloat16 of the number.
+    """Return a bool tensor: True where no bfloat16 is nearer to the number than the candidate.
 
-    If a number is halfway between two bfloat16 numbers, both are nearest: master weights round such
-    numbers to even, split weights away from zero. The result is False for NaN.
+    Halfway between two bfloat16 numbers, both are nearest: master weights round such numbers to
+    even, split weights away from zero. The result is False for NaN.
 
     Args:
-        values: The numbers. A number beyond the largest bfloat16 is replaced by the largest.
+        values: The numbers. A number beyond the largest bfloat16 counts as the largest.
         candidates: A bfloat16 for each number.
     """
     largest = torch.finfo(torch.bfloat16).max

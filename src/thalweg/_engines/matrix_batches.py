@@ -144,7 +144,6 @@ class Batch:
         """Return a pass's values as a tensor (len(rows), *shape), which may be a view.
 
         Args:
-            name: The name of the values.
             rows: The indices in the batch of the variables to return.
             shape: The shape of one variable in the stage.
         """
@@ -157,7 +156,6 @@ class Batch:
         """Overwrite the values of a pass with the output of a stage.
 
         Args:
-            name: The name of the values.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """
@@ -169,7 +167,7 @@ class Batch:
             target.copy_(row_values.reshape(target.shape))
 
     def set_values(self, name: str, values: Tensor, rows: Sequence[int] | None = None) -> None:
-        """Set `measured_values[name]`; copy the result into `vectors[name]` if the vector exists.
+        """Store a measure in `measured_values[name]`, and in `vectors[name]` if that exists.
 
         Args:
             values: (len(rows), ...), in the order of the variables.
@@ -182,10 +180,9 @@ class Batch:
             self.vectors[name].copy_(values)
 
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
-        """Set `new_slot_values[name]` to `values`, rounded to the dtype of the slots.
+        """Store new values of a slot in `new_slot_values[name]`, rounded to the slot's dtype.
 
-        Variables outside `rows` keep the new value of an earlier stage. Without an earlier stage,
-        they keep the slot's value.
+        Variables outside `rows` keep their earlier new value; without one, the slot's value.
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
@@ -195,9 +192,9 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return a list for each distinct step number: indices of variables in the batch.
+        """Group the variables by step number; return lists of indices in the batch.
 
-        Step numbers that are not due (see `is_due`) are left out.
+        Variables whose step number is not due (see `is_due`) are left out.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
@@ -211,7 +208,6 @@ class Batch:
         If variables have different values, return a tensor (len(rows), 1, ...).
 
         Args:
-            name, columns: The name of the scalar, and all scalars.
             rows: The indices in the batch of the variables that the stage computes.
             shape: The shape of a variable in the stage. `len(shape)` dimensions of 1 are added.
 
@@ -338,11 +334,9 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
 def _call_divided(
     call: StageCall, inputs: Mapping[str, Any], division: Division, label: str
 ) -> dict[str, Tensor]:
-    """Call a stage once for each matrix shape; return {name: output for whole variables}.
+    """Call a stage on the matrices that `division` cuts variables into, once for each shape.
 
-    Args:
-        inputs: {name: input of the stage for whole variables}.
-        division: The division of each variable into matrices.
+    `inputs` are those of whole variables, by name. Return {name: output for whole variables}.
     """
     rule, batch, outputs = call.rule, call.batch, dict[str, Tensor]()
     slots = {slot.name: slot for slot in rule.shaped_slots if slot.name not in batch.pass_values}
@@ -505,10 +499,10 @@ def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
 def run_stage(
     rule: Rule, stage: Stage, batch: Batch, columns: Columns, slot_of: Callable[[int, int], Tensor]
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, in one call if possible; write no slot.
+    """Run a stage over a batch; store outputs in `batch`, but return the new values of other slots.
 
-    A stage that depends on the step number is called once for each step number that is due. Pass
-    values, measures, and new values of row and column slots are stored in `batch`.
+    Outputs for passes, measures and slots of rows or columns are stored. A stage that depends on
+    the step number is called once for each step number that is due.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.

@@ -1,4 +1,4 @@
-"""Division of a batch of variables into the matrices (blocks) of a layout, and back.
+"""Matrices (blocks) that a layout divides variables into, as batches of one shape.
 
 Matrices are in the order (variable, index in the batch of the layout, block). All matrices of one
 shape form one tensor. A stage runs once for each shape.
@@ -53,7 +53,7 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
 
 
 class Division:
-    """Division of each variable's tensors into matrices.
+    """Division of tensors of a batch of variables into the matrices of a layout, and back.
 
     Attributes:
         groups: For each shape of blocks the indices of the layout's blocks.

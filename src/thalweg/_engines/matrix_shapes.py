@@ -95,7 +95,7 @@ def check_step(
 
 
 def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
-    """Return the shape of a slot per row or column or with a `shape` per matrix; else return ()."""
+    """Return the shape of a slot beside a variable; () for a slot without `per` and `shape`."""
     if slot.per == "row":
         return tuple(shape[:-1]) if slot.squeezed else (*shape[:-1], 1)
     if slot.per == "column":

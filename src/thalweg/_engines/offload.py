@@ -130,7 +130,7 @@ def empty_transfer_tensor(var: Tensor, template: Tensor) -> Tensor:
 
 
 class OffloadTransfers:
-    """Transfers between devices in a step, for one run (group) of variables after another.
+    """Transfers of a step between devices: gradients, and new values of variables, run by run.
 
     The constructor starts the transfers of gradients.
 

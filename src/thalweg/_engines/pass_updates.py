@@ -37,7 +37,7 @@ class JointPassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over pass values and slots."""
+        """Return the graph with the values of all passes, then the slots, as inputs."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
@@ -61,7 +61,7 @@ _pad_measure = cache(JointPassFormula)
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Return groups of measures to compute in one pass over memory: {first measure: all measures}.
+    """Group measures to compute in one pass over memory; return {first measure: all measures}.
 
     Consecutive measures are in one group. A measure that reads a result of the group starts a new
     group. Formulas of the returned measures take the values of all passes.
@@ -110,9 +110,9 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Return the passes over rows and columns of a rule, then its `measures`, in groups.
+    """Divide the passes of a rule into groups; `rule.measures`, if not empty, is the last group.
 
-    The first group has no measures. Return None if `_can_run_passes` returns False.
+    The first group has no measures. Return None if kernels cannot run all passes.
     """
     if not _can_run_passes(rule):
         return None
@@ -137,10 +137,10 @@ def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
 def _can_run_passes(rule: Rule) -> bool:
     """Return True if kernels can run all passes of a rule, and scalar programs its stages.
 
-    The rule must have rows or columns, no `Pass`, only sums as numbers, and not both numbers and
-    `measures`. A fused stage must not read `element_count`. A stage must run at each step, read a
-    number, and have only required inputs. It must read no vector, no random numbers, and no number
-    that an earlier measure of rows or columns reads, because kernels may repeat that measure.
+    The rule must have passes over rows or columns, and no `Pass`. Its numbers (measures over
+    variables) must be sums. With numbers, it must have no `measures`. A fused stage must not read
+    `element_count`. Another stage must run at each step, and read numbers besides scalars. It must
+    read no number that an earlier measure of rows or columns reads: kernels may repeat the measure.
     """
     numbers, read_names = set[str](), {*rule.vectors, RANDOM}
     for entry in rule.passes:
@@ -164,7 +164,7 @@ def _can_run_passes(rule: Rule) -> bool:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return the names of the values that each traversal of memory computes, in order.
+    """Return a tuple for each pass over memory, in order: the names of the computed values.
 
     The last tuple, (), is for the update.
     """

@@ -58,7 +58,7 @@ def draw_bits(
     """Return 16 random bits for each element of some variables, an int32 vector.
 
     Args:
-        variables: Triples for each variable: index in the optimizer; positions of the elements in
+        variables: A triple for each variable: index in the optimizer; positions of the elements in
             the full variable (an int is the first of adjacent positions); number of elements.
         step: The number of the step.
         stream: The index of the stored tensor: 0 for the variable, 1 for its first slot ...
@@ -83,10 +83,13 @@ def draw_bits(
 
 
 def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
-    """Find the groups of eight adjacent positions that contain `count` elements.
+    """Return the groups that the elements of a shard lie in: groups of eight adjacent positions.
+
+    Args:
+        origin: The position of the first element, or the positions of all `count` elements.
 
     Returns:
-        The group numbers, ascending, and an index (a slice or tensor) of the elements in the
+        The group numbers, ascending; and a slice or tensor that selects the elements from the
         flattened groups.
     """
     if not isinstance(origin, ElementRuns):

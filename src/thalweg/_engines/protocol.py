@@ -157,7 +157,7 @@ class WriteRound(NamedTuple):
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return lists of indices: of first occurrences of variables, of second occurrences, ..."""
+    """Return [indices of the first occurrences of variables, indices of the second ones, ...]."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):

@@ -1,4 +1,4 @@
-"""Random bits: positions of elements, and scalars of kernels; see `thalweg._engines.philox`."""
+"""Inputs of random bits (see `philox`): positions of elements, and scalars of kernels."""
 
 from __future__ import annotations
 

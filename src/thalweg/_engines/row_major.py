@@ -39,7 +39,7 @@ class RowMajorGroups:
     def refresh(
         self, groups: Sequence[Any], gradients: Sequence[Tensor], formulas: Formulas
     ) -> list[Any]:
-        """Return groups whose memory holds the present values in row-major order.
+        """Copy tensors into row-major memory; return groups of kernels over the copies.
 
         Args:
             groups: The original groups of variables.

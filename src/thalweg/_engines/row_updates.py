@@ -81,7 +81,7 @@ def make_row_calls(
 
 
 def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
-    """Return the indices of the tensors that a formula of a rule changes.
+    """Return the indices of the tensors that a formula of a rule, or its `before`, changes.
 
     A caller must not write unchanged tensors, because the compute dtype may not hold all bits.
 

@@ -122,7 +122,7 @@ def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str
 
 
 def _call_measure_functions(rule: Rule, available_scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """Call `per_optimizer` and `per_variable` with measures of 1; return their scalars by name.
+    """Call `per_optimizer` and `per_variable` with all measures 1; return {name: new scalar}.
 
     `per_variable` gets arrays over two variables, because arrays over one variable hide errors. The
     first variable's results are returned, as float32.

@@ -81,7 +81,7 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
 
 
 class WholeMatrices:
-    """Values that passes and measures compute for the variables of a step, and runs of stages.
+    """Values that passes, measures and stages compute for the variables of a step.
 
     The variables are unsharded; `GatheredMatrices` of `distribute` replaces the class for shards,
     whose rules measure no rows or columns. Variables with True in `StepRequest.short` are left out.
@@ -345,7 +345,7 @@ class StagedStep:
         ]
         self._readers = [group for _, group in groups]
         self._slot_bounds = layout.merge_byte_spans(())
-        # Whether gradients are outside `_slot_bounds`; None before `_bind_short`.
+        # True if gradients are outside `_slot_bounds`; None before `_bind_short`.
         self._are_disjoint: bool | None = None
 
     @property
@@ -428,7 +428,7 @@ class StagedStep:
         return tuple(dict.fromkeys([*names, COUNT]))
 
     def can_replay_passes(self) -> bool:
-        """Return True if replays can run the passes natively, or stages between native calls.
+        """Return True if native code can replay the passes; it may return to Python for stages.
 
         Matrices must be unsharded, and no stage may draw random numbers. `group_passes` must accept
         a rule over rows and columns.
@@ -483,7 +483,7 @@ class StagedStep:
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        In all cases write the addresses of slots into the tables of kernels for small matrices.
+        Then bind the slots to the kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.

@@ -41,9 +41,9 @@ class StorageGuard:
         return list(zip(self._slots, self._addresses, strict=True))
 
     def _watch_storages(self) -> None:
-        """Select the slots that `confirm_places` will compare one by one.
+        """Select the slots whose address and layout `confirm_places` compares.
 
-        Select slots that callers have received, and tensors that are not a `StateVariable`.
+        These are slots that callers have received, and tensors that are not a `StateVariable`.
         """
         self._handed_counts = [len(moves.handed) for moves in self._moves]
         handed_ids = {key for moves in self._moves for key in moves.handed}

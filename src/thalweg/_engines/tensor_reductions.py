@@ -15,7 +15,7 @@ from thalweg.formula import variable_squares
 
 
 class Tensors:
-    """Reductions of a `StepPlan` over gradients and variables that are not updated.
+    """`Reductions` over gradients and variables, without the plan of a step.
 
     Args:
         gradients: Dense gradients, or the values of sparse gradients.

@@ -213,7 +213,7 @@ def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
 def _find_flags() -> tuple[int, int]:
     """Return (offset of the word with dtype and device, mask of the word's initialized bits).
 
-    In tensors over one storage, no further word depends on the dtype alone.
+    It is the only word that depends on the dtype alone, in tensors over one storage.
     """
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = _zeros(64, dtype=torch.float64).untyped_storage()

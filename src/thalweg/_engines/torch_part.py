@@ -93,7 +93,7 @@ class TorchPart:
         return [*request.variables, *slots, *copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """Bind the part to new gradients; return False if the request differs in anything else.
+        """Replace the gradients; release them and return False if anything else differs.
 
         `bounds` is not used: gradients may overlap with variables, which are written last.
         """
@@ -198,7 +198,7 @@ class TorchPart:
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables; with `from_copies`, with the elements of changed copies."""
+        """Return the joined variables; with `from_copies`, with elements written to copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:

@@ -28,7 +28,7 @@ class TorchRows(TorchPart):
 
     @no_grad()
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """Return a reduction for the variable; "leaves" are [an array without rows]."""
+        """Return a reduction; see `Reductions`. The result for "leaves" is [array without rows]."""
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
         if reduction.kind != "sums":

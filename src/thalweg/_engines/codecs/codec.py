@@ -76,7 +76,7 @@ class Codec:
         return self.is_beside or (bool(shape) and shape[-1] % self.block == 0)
 
     def shape_of_rows(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of a slot's bytes as a view whose rows encode the rows of the tensor.
+        """Return the shape of a view of a slot's bytes in which row i encodes row i of the tensor.
 
         `shape` must be one that `divides` accepts.
         """

@@ -95,9 +95,10 @@ def encode_tensor(codec: Codec, values: Tensor) -> Tensor:
 def encode_results(
     codec: Codec, values: Tensor, scalars: Scalars, extents: Iterable[tuple[int, Positions]]
 ) -> Tensor:
-    """Encode the joined new values of one or several slots; return the joined records.
+    """Encode the new values of one or several slots; return the records, slot after slot.
 
     Args:
+        values: The values of all slots, concatenated.
         scalars: The scalars of the step. Without a step number, all dithers are 0.5.
         extents: (size, positions of the elements in the full parameter) for each slot.
     """
@@ -135,11 +136,11 @@ def _flatten(values: Tensor) -> Tensor:
 def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
     """Return `split8` records: uint8 corrections from the nearest bfloat16 to each number.
 
-    torch rounds to bfloat16, ties to even. A tie that is rounded down is restored too low, by 1/256
-    of the distance of adjacent bfloat16 numbers.
+    A number halfway between two bfloat16 numbers is restored too small if the smaller one is
+    corrected. The error is 1/256 of their distance.
 
     Args:
-        upper: Optional. A bfloat16 for each number, which replaces torch's if it is equally near.
+        upper: Optional. A bfloat16 for each number. It is corrected if no bfloat16 is nearer.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

@@ -14,7 +14,7 @@ from thalweg.formula import Rule
 
 
 def find_storage_fault(rule: Rule) -> str:
-    """Return the reason why the codecs of a rule's slots are invalid; "" if they are valid."""
+    """Return the reason why the codecs of a rule's slots are invalid; "" for valid codecs."""
     for slot in rule.element_slots:
         if slot.storage is None:
             continue

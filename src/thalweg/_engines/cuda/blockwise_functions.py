@@ -47,7 +47,7 @@ def bits_of(position, step, number, stream, low, high, COUNT: tl.constexpr, ALIG
         stream: Index of the stored tensor: 0 for the variable, 1 for its first slot, ...
         low, high: The two words of the key.
         COUNT: Number of elements, a multiple of eight.
-        ALIGNED: Whether `position` is a multiple of eight.
+        ALIGNED: True if `position` is a multiple of eight.
     """
     group = (position >> 3) + tl.arange(0, COUNT // 8)
     w0, w1, w2, w3 = words_of(group, step, number, stream, low, high)
@@ -324,7 +324,10 @@ def _larger(a, b):
 
 @triton.jit
 def peaks_of(x, PARTS: tl.constexpr):
-    """Return (rows, 1) bits of the largest magnitude, or of NaN, in blocks of PARTS rows."""
+    """Return for each row the bits of the largest magnitude, or NaN, in the row's block.
+
+    A block has PARTS rows of `x`. The result has the shape (rows, 1).
+    """
     if lacks_ptx():
         peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     else:
@@ -499,7 +502,7 @@ _POSITIVE = tl.constexpr(
 def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
     """Return `positive_code(x, dithers, SMALLEST_CODE)`, in fewer instructions.
 
-    `x` is the code of `root` as a real number; it is positive where `root` is positive.
+    `x` has the codes of `root` before rounding. Both are positive for the same elements.
     """
     if lacks_ptx():
         return positive_code(x, dithers, SMALLEST_CODE)

@@ -281,9 +281,7 @@ class Writer(FormulaWriter):
         return self.flush_value(f"saturated({value}, {largest})")
 
     def resume_at_copy(self, name: str, storage: Sequence[str], *load_args: str) -> list[str]:
-        """Return lines that replace a variable's number by the number of its 16-bit copy.
-
-        If the copy equals the rounded variable, the lines keep the variable's number.
+        """Return lines that use the 16-bit copy's number if it is not the rounded variable.
 
         Args:
             name: The name of the variable's number in the kernel.

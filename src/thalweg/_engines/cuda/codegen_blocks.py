@@ -169,9 +169,9 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return {stream: node that applies the codec's `prepare` to the new value}.
+        """Return {encoded stream: node of the new value after the codec's formula `prepare`}.
 
-        Values that the kernel flushes before `prepare` are left out; `write_value` prepares them.
+        A value that the kernel flushes before `prepare` is left out; `write_value` prepares it.
         """
         formula = self.update.formula
         return {

@@ -263,7 +263,7 @@ def _name_parts(measure: int) -> list[str]:
 
 
 class LaneReduction(Targets):
-    """Reduction of a formula, shared by all measures with equal formula and equal reduction.
+    """Sum or maximum of a formula, computed once for all measures that use the result.
 
     Args:
         reduce: The reduction, "sum" or "largest".
@@ -290,9 +290,9 @@ class LaneReduction(Targets):
         return self._program.flush_value(expression)
 
     def fold(self, names: Sequence[str]) -> list[str]:
-        """Return lines that reduce the kernel's variables `names` into the first, by halves.
+        """Return lines that reduce the kernel's variables `names`, and assign the first of them.
 
-        If the number of names is no power of two, names without a partner are left unchanged.
+        The upper half is joined to the lower half repeatedly; a variable without partner is kept.
         """
         lines: list[str] = []
         count = len(names)
@@ -334,7 +334,6 @@ def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
     """Return the kernel that sums formulas over the leaves of tensors.
 
     Args:
-        measurement: The formulas, and the memory that they read.
         flush: True to treat denormals as zero.
 
     Raises:

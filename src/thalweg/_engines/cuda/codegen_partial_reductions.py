@@ -87,8 +87,8 @@ class MeasureBuilder:
         """Return a line that calls `element`, which computes all formulas for some elements.
 
         Args:
-            column: The suffix of names of column vectors.
-            offsets, length: Expressions of the elements' offsets, and of the end of valid offsets.
+            column: The number at the end of names of column vectors.
+            offsets, length: Expressions: the elements' offsets, and the first invalid offset.
             suffix: The suffix of the names of results.
         """
         value_names = ", ".join(f"v{index}{suffix}" for index in range(len(self.program.measures)))

@@ -387,7 +387,7 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
     Args:
         addresses: Pointer to the address.
         element: The dtype of the elements at the address.
-        ALIGNED: Whether the address is a multiple of 16 bytes.
+        ALIGNED: True if the address is a multiple of 16 bytes.
     """
     address = tl.load(addresses).to(tl.pointer_type(element))
     if ALIGNED:
@@ -397,9 +397,9 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def opaque(index):
-    """Return `index`, a loop's index, through assembly that the compiler cannot analyze.
+    """Return a loop's index, unchanged, by assembly that the compiler cannot analyze.
 
-    For a known index, the compiler would keep and increment the addresses of all streams.
+    Otherwise, the compiler would keep and increment an address for each stream.
     """
     if lacks_ptx():
         return index

@@ -33,11 +33,11 @@ _LEAST_SHARE = tl.constexpr(float.fromhex("0x1.0624dcp-16"))
 
 
 def _make_tables(upper_count: int, is_positive: bool) -> np.ndarray:
-    """Return 32-bit words of shape (6, lanes): a column of constants for each exponent of shares.
+    """Return the constants of decades (factors of ten), as 32-bit words of shape (6, lanes).
 
-    `codecs.dynamic8` defines shares, ranks and decades (factors of ten). The rows are:
-      0. The integer to add to the bits of a share. The exponent of the sum selects the column for
-         rows 1 to 5, which are constants of the share's decade.
+    `codecs.dynamic8` defines shares, ranks and decades. The exponent of a share selects a column of
+    row 0. The exponent of the sum in row 0 selects a column of the other rows. The rows are:
+      0. The integer to add to the bits of the share.
       1, 2. The reciprocal of the end of the decade, and the rest of the reciprocal.
       3, 4. The count of numbers of the decade, and the index of its last number.
       5. The rank of its first number.
@@ -161,7 +161,7 @@ def _share_of(x, peaks):
 
 @triton.jit
 def _rank_of(share, shifts, inverses, low_inverses, counts, lasts, bases):
-    """Return the rank of a share as a real number; further arguments are rows of `_make_tables`."""
+    """Return the unrounded rank of a share. `shifts` to `bases` are rows of `_make_tables`."""
     bits = share.to(tl.int32, bitcast=True)
     lane = (bits + _look_up(shifts, bits >> 23)) >> 23
     low = share * _constant(low_inverses, lane)

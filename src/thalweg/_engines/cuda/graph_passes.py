@@ -15,7 +15,7 @@ _LEAVES = ("stream", "scalar", "const")
 def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
     """Return a graph in which one operation computes `x / (sqrt(y) + s)` for a scalar `s`.
 
-    The operation returns quotient and root. Nodes of the operations `ITEMS` select a result.
+    The operation returns quotient and root; a node of an operation in `ITEMS` selects one of both.
     """
     uses = Counter(arg for node in graph.nodes for arg in node.inputs)
     matches: dict[Node, tuple[str, list[Node]]] = {}
@@ -73,10 +73,10 @@ def _is_scalar(node: Node) -> bool:
 
 
 def find_branches(graph: FormulaGraph) -> dict[Node, set[Node]]:
-    """Return {`where` node to compile as an `if` statement: nodes to compute inside its branches}.
+    """Return {`where` node to compile as an `if` statement: nodes to compute inside the branches}.
 
-    The condition of the `where` is a scalar; both choices have a value per element. A node inside
-    is an operation that only one choice uses. A `where` without nodes inside is left out.
+    The condition of such a `where` is a scalar, and both choices have a value per element. Only
+    operations that one choice alone uses are inside. Without such operations, there is no `if`.
     """
     element_nodes: set[Node] = set()
     users: dict[Node, set[Node]] = {}

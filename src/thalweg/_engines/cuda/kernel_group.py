@@ -69,7 +69,7 @@ class Group:
         self._is_aligned = bool((base[:, singles] % WIDTH == 0).all())
         # The kernel's arguments after tables and scalars.
         self._extra_arguments: tuple[Tensor, ...] = ()
-        # Whether the chunks of all variables begin at groups of random bits.
+        # True if the chunks of all variables begin at groups of random bits.
         self._is_grouped = True
         if kernel_streams.positions:
             origins = kernel_streams.base[:, n_streams:]
@@ -233,7 +233,7 @@ class Group:
 
 
 class _Leaves:
-    """Leaves (see `reduction_order`) of a group's variables, in the order of `sum_kernel`."""
+    """Leaves (65,536 elements each) of a group's variables, in the order of `launch.sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)

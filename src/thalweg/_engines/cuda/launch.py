@@ -85,7 +85,6 @@ class Compiled:
 
         Args:
             aligned: True if addresses are multiples of 16 bytes.
-            arguments: The arguments of the first launch.
         """
         architecture = driver.of_torch().architecture_of(device_index)
         binary = compiled_for(self._kernel, aligned, architecture)

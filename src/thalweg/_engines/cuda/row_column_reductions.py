@@ -33,7 +33,7 @@ class _Workspace(NamedTuple):
 
 
 class Lines:
-    """Rows and columns of a set of non-empty variables; created once, used in each step.
+    """Measurement of rows and columns of non-empty variables; created once, used in each step.
 
     Args:
         vectors: For each variable {name: row or column vector that formulas read}.
@@ -52,9 +52,9 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return {layout: tensor (programs, 2)}. Columns are a variable's and a tile's index.
+        """Return {layout: tensor (programs, 2)}: a variable's and a tile's index per program.
 
-        For small matrices, the second index counts groups of `THREADS` matrices.
+        Small matrices have no tiles; the second index is that of a group of `THREADS` matrices.
         """
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
