@@ -193,10 +193,10 @@ class GroupChecks(GradScalerMixin):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do.
+        """Return a list with the reason why no rule has the options of a group; [] if one has.
 
         Raises:
-            KeyError: An option is missing; its name.
+            KeyError: An option is missing; `args[0]` is its name.
         """
         try:
             cls._check_choices(group)

@@ -224,8 +224,8 @@ class ParamState:
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
         """Create `slot`, as a new entry, for each parameter whose state lacks the slot.
 
-        If any parameter lacks the slot, set `self.lacked[slot.name]`: True per such parameter, else
-        False. `starts` is the argument of `make`.
+        If any state lacks the slot, set `self.lacked[slot.name]` to a list of bools: True for each
+        parameter without the slot. `starts` is the argument of `make`.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]

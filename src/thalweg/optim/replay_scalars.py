@@ -25,7 +25,7 @@ _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: n
 
 
 class GroupScalars:
-    """Scalars for the parameters of a group with equal step counts and other numbers, step by step.
+    """Scalars of successive steps, for parameters of a group with equal per-parameter numbers.
 
     Args:
         place: The index of the group.
@@ -254,10 +254,10 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """Return ({name: scalar}, number of the next step), the arguments of `derived`.
+        """Return ({name: scalar}, number of the next step), the arguments of `RuleScalars.made`.
 
-        `derived` adds the remaining scalars. If options or other code may change further numbers,
-        return ({name: scalar}, None) with all scalars instead.
+        `made` adds the scalars that depend on the step. If options or codecs add scalars, or an
+        option other than the rate is a tensor, return ({name: scalar}, None) with all scalars.
 
         Args:
             columns: The per-parameter numbers, each equal for all parameters.

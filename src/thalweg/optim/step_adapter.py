@@ -241,8 +241,7 @@ class ParamGroupAdapter(StepAdapter):
         """Return the pair that selects the random bits of each variable.
 
         A pair is (index in the optimizer, positions of local elements in the full tensor). Without
-        stochastic rounding, return (). For DTensors with encoded slots, return pairs with the index
-        None instead of ().
+        stochastic rounding, return (); for encoded slots of DTensors, pairs with the index None.
         """
         optimizer, param_state = self.optimizer, self.part
         params = self.owners_of(variables)

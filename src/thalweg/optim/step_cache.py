@@ -145,8 +145,8 @@ class StepCache:
         """Record that a step with all checks ran the last plans again; drop the present replay.
 
         If the plans have run often enough, set `due_adapters` to `adapters`: the next step then
-        plans a replay. If diagnostics measured the step, keep a replay of these plans, and change
-        nothing.
+        plans a replay. Change nothing if diagnostics measured the step and the present replay has
+        these plans.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

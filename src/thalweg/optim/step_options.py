@@ -58,7 +58,7 @@ OPTIONS: tuple[type[Option], ...] = (
     option_classes.SpikeActions,
 )
 KEYWORDS = tuple(field.name for kind in OPTIONS for field in kind.keywords())
-# What options keep in the state of a parameter, with the first of their keywords.
+# {key in the state of a parameter: first keyword of the option that adds the entry}.
 ENTRY_KEYWORDS = {
     name: kind.keywords()[0].name for kind in OPTIONS for name in (*kind.begins, *kind.keeps_beside)
 }

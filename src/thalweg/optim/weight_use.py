@@ -167,9 +167,9 @@ class WeightUse:
         """Return the matrix layout of the weight, from the recorded products and uses of outputs.
 
         Raises:
-            UnusedError: No product was recorded, or some outputs are not used, reduced or returned.
-            UndecidedError: Products differ in orientation, sets of outputs partly overlap or do not
-                repeat evenly, or either rows or columns are interleaved, but not both.
+            UnusedError: No product was recorded, or the use of some outputs is unknown.
+            UndecidedError: Products differ in orientation. Or sets of outputs partly overlap or do
+                not repeat evenly. Or only rows, or only columns, are interleaved.
         """
         if self._orientation is None:
             raise UnusedError("the forward pass did not multiply with it")
@@ -215,9 +215,9 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     """Return sets of rows or columns (flags per index) that together contain every index.
 
-    Return `sets` unchanged if no index is missing. If `sets` are ranges of one length, at multiples
-    of this length, add the missing ranges. Ranges are missing if few tokens reach only some experts
-    of a weight. Raise UndecidedError for other sets with missing indices.
+    Return `sets` unchanged if no index is missing. If all sets are ranges of one length, at
+    multiples of this length, add the missing ranges, such as those of experts that no token
+    reached. Raise UndecidedError for other sets with missing indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():

@@ -157,6 +157,7 @@ def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[
     """Return {name: shape} of a base model, validated against the shapes of the module.
 
     Args:
+        shapes: A module or {name: shape}. A size may be None if the dimension is not a width.
         target: {name: shape} of the module.
 
     Raises:

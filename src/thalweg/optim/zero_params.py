@@ -13,7 +13,7 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of each all-zero parameter whose state lacks a slot, that is, before its first step.
+    """Warn of each all-zero parameter before its first step, that is, if its state lacks a slot.
 
     Args:
         pairs: (parameter, (name of the slot, text of the warning)). A parameter with an empty tuple
