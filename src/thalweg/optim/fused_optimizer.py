@@ -549,7 +549,7 @@ class FusedOptimizer(GroupChecks, StepReports):
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if a part still updates all groups, given these gradients."""
+        """Return True if the rule of `param_state` still updates all groups."""
         return True
 
     def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:

@@ -329,10 +329,10 @@ class FusedTorchOptimizer(TorchGroups):
         )
 
     def _may_repeat(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if gradients may be bound to the last plan of a rule.
+        """Return True if the last plan of a rule may be used with new gradients.
 
-        All must be dense, or the options of groups unchanged, as these decide about sparse
-        gradients. The plan checks everything else that `_supports_sub_step` does.
+        With sparse gradients, the options of groups must not have changed. The plan itself checks
+        all other conditions of `_supports_sub_step`.
         """
         return not any(map(is_sparse, gradients)) or param_state.hold(self.param_groups)
 

@@ -129,9 +129,7 @@ def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
 def output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
-    """Return the `id`s of parameters of the output layer; None if `output` is None and no getter
-    knows.
-    """
+    """Return the `id`s of the parameters of the output layer; None if the layer is unknown."""
     if output is not None:
         return _select_params(output, module_params, "output")
     return _params_of_getter(module, "get_output_embeddings")

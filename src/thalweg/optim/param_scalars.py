@@ -35,7 +35,7 @@ _HIGHEST = 3.4028234663852886e38  # of float32
 def _stored(value: object, dtype: torch.dtype) -> Any:
     """Return a number as a tensor's dtype stores it: infinite beyond the range of float32.
 
-    Torch would reject it in the midst of a step.
+    Torch would raise for such a number in the middle of a step.
     """
     if dtype == torch.float32 and isinstance(value, float) and abs(value) > _HIGHEST:
         with np.errstate(over="ignore"):

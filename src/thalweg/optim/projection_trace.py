@@ -229,7 +229,7 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Label each channel of a depthwise convolution's result as the input channel.
+        """Give each channel of a depthwise convolution's result the label of its input channel.
 
         If the numbers of channels differ, record a joint use of all outputs instead.
         """

@@ -52,9 +52,9 @@ def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
 
 
 def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
-    """Return the rules of a group; None in the set if its options choose none.
+    """Return the rules of a group; return {None} if a rule cannot be chosen.
 
-    The step raises an error for such options, which the team sends to the other ranks.
+    The step then raises an error, which is sent to the other ranks.
     """
     try:
         return optimizer.rules_around(group)

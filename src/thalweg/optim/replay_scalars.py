@@ -122,10 +122,10 @@ class TorchScalars(GroupScalars):
     def program_for(self, dtype: Dtype) -> Program:
         """Return the native program that computes the scalars of a kernel with a compute dtype.
 
-        Its first register is the step count; further ones are hyperparameters.
+        The first register of the program is the step count; further ones are hyperparameters.
 
         Raises:
-            TypeError, ValueError, ArithmeticError: Native code cannot compute them.
+            TypeError, ValueError, ArithmeticError: Native code cannot compute the scalars.
         """
         return self._traced(dtype, self._inputs)
 

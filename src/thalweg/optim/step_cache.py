@@ -62,7 +62,7 @@ class SetChanges:
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
-        """Reset the limit of the count, unless the replay that ended had taken fewer steps."""
+        """Reset the limit of the count if the ended replay took at least that many steps."""
         if steps >= self._patience:
             self._patience = 2
 

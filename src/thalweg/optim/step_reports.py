@@ -83,10 +83,7 @@ class StepReports(GradScalerMixin):
 
     @property
     def diagnostics(self) -> Table | None:
-        """Numbers of each parameter in the last measured step; None before one.
-
-        A device that has measured it is waited for here.
-        """
+        """Statistics of each parameter in the last measured step, or None; waits for the device."""
         diagnosing = self.step_cache.diagnosing
         return None if diagnosing is None else diagnosing.table()
 
@@ -192,8 +189,8 @@ class StepReports(GradScalerMixin):
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
         """Add gradients to their sums in the state; return True if a step is due.
 
-        A due step has {id(parameter): sum} in `step_cache.sums`. Without the option `accumulate`,
-        do nothing and return True.
+        If a step is due, `step_cache.sums` becomes {id(parameter): sum}. Without the option
+        `accumulate`, do nothing and return True.
 
         Args:
             is_allocating: True for a step that only allocates state; it is due at once.

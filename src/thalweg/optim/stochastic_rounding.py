@@ -77,7 +77,7 @@ def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a copy of a saved state whose groups lack the options `round` and `seed`.
+    """Return a copy of a saved state without the options `round` and `seed` of its groups.
 
     Args:
         convert: True to ignore saved options that differ from the optimizer's.
