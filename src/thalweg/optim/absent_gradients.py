@@ -81,8 +81,8 @@ def select_set(optimizer: Any) -> None:
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
     """Return {id(parameter): uninitialized gradient} of parameters with state but no gradient.
 
-    Return {} if no gradient is absent, if a parameter with a gradient lacks state, or if a
-    parameter is not a plain CPU tensor.
+    Return {} if no gradient is absent. Also return {} if a parameter with a gradient lacks state,
+    or a parameter is not a plain CPU tensor.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []

@@ -174,7 +174,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
         """Record a taken step, so that the next step may reuse its plans.
 
-        `was_rebound` is True if this step itself reused the plans of the step before.
+        `was_rebound` is True if this step reused the plans of the step before.
         """
         if len(steps) == 1:
             adapter = steps[0][0]

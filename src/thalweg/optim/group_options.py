@@ -109,8 +109,8 @@ class Options:
     def with_rate(self, group: Group) -> Options | None:
         """Return a copy of this snapshot with the `lr` of a group.
 
-        Return None if another option changed or is a tensor, or if `lr` is not a float of magnitude
-        below 1e30.
+        Return None if another option changed or is a tensor. Also return None unless `lr` is a
+        float of magnitude below 1e30.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:

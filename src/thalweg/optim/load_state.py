@@ -95,8 +95,8 @@ def plan_torch_load(
 ) -> Plan:
     """Return the writes that load a state as torch's loader does.
 
-    Torch's loader may fail after some of its writes. So it loads the state into a copy of the
-    optimizer; the writes then move the state from the copy to the optimizer.
+    Torch's loader may fail after some of its writes. It first loads the state into a copy of the
+    optimizer. The returned writes then move the state from the copy to the optimizer.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
@@ -194,8 +194,8 @@ def drop_unused(
     """Remove entries that no option of the optimizer uses, such as gradient sums, from a state.
 
     Returns:
-        The state, as a new dict if an entry was removed; warnings about removed entries; and
-        callables that load the history of the option `spikes`.
+        (state, warnings about removed entries, callables that load the history of `spikes`). The
+        state is a new dict if an entry was removed.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.judge is not None

@@ -339,8 +339,8 @@ class ParamState:
         """Return a column with a separate tensor for each parameter.
 
         Args:
-            scalars: For each parameter, its tensor in the state; or an initial number, for which a
-                tensor is created as a new entry.
+            scalars: For each parameter, its tensor in the state or an initial number. A number
+                becomes a new tensor, as a new entry.
             dtype: The dtype of new tensors; None for `scalar_dtype()`.
         """
         scalar_device, host_device = self.scalar_devices

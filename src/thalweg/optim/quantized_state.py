@@ -57,8 +57,8 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: A parameter is complex or float64.
-        NotImplementedError: The placements of a DTensor do not determine each rank's elements; or a
-            rank's elements are on a GPU, and not adjacent in the full tensor.
+        NotImplementedError: The placements of a DTensor do not determine each rank's elements. Or a
+            rank has elements on a GPU that are not adjacent in the full tensor.
         InvalidArgumentError: A shard of a DTensor begins or ends inside a block of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))

@@ -132,9 +132,9 @@ class TorchScalars(GroupScalars):
     def _find_inputs(self) -> list[str]:
         """Return the names of the hyperparameters that native programs read at every step.
 
-        These are all options that are floats. If a formula cannot be traced with all of them as
-        inputs, return only the learning rate. The program then contains the other values as
-        constants.
+        The names are those of all options that are floats. If the formula of the scalars cannot be
+        traced with these inputs, return only the learning rate. All other values are then constants
+        of the program.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]

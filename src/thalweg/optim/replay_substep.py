@@ -93,8 +93,8 @@ class ReplayedSubStep:
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
         """Return True if a step with all checks would run the last plan again.
 
-        Return False if parameters or state were replaced, if changed options select another rule,
-        or if parameters would get other random bits for stochastic rounding.
+        Return False if parameters or state were replaced. Also return False if changed options
+        select another rule, or if stochastic rounding would use other random bits.
         """
         part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (

@@ -139,9 +139,9 @@ class ScalarsInCall:
             members: The result of `place_programs`; not changed.
 
         Returns:
-            (members, passes). For each pass and each matrix stage, `members` has a `Member` of
-                every parameter of the step, with program 0 for parameters outside of the pass.
-                `passes` has a `ReplayedPasses` for each rule with passes.
+            (members, passes). `members` has a `Member` of every parameter of the step for the first
+                pass or matrix stage, then for the next. The program is 0 for parameters outside of
+                the pass. `passes` has a `ReplayedPasses` for each rule with passes.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []

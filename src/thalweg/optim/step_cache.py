@@ -63,6 +63,7 @@ class SetChanges:
 
     def note_end(self, steps: int) -> None:
         """Reset the limit of the count if the ended replay took at least that many steps."""
+        # A replay that lasted so long has paid for its plan, so that the next one may come early.
         if steps >= self._patience:
             self._patience = 2
 

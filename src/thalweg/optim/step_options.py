@@ -263,7 +263,7 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
     """Raise RuleError if a hyperparameter has the name of an option or a reserved key of groups.
 
     Args:
-        titles: The rule's hyperparameters, as groups call them.
+        titles: The names of the rule's hyperparameters in groups.
     """
     reserved = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(titles))
     if reserved:

@@ -27,7 +27,7 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
     Raises:
         InvalidTypeError: A parameter is float64, and has 16-bit slots.
         NotImplementedError: A DTensor is not contiguous, or has placements other than `Shard` and
-            `Replicate`; or it is on a GPU, with elements that are not adjacent in the full tensor.
+            `Replicate`. Or a rank has elements on a GPU that are not adjacent in the full tensor.
     """
     for param in params:
         requirement = ""

@@ -153,8 +153,8 @@ def product_roles(
         weight_index: The index of the weight in `operands`.
 
     Returns:
-        A letter per dimension, as for `WeightUse.add_product`; and for each dimension its negative
-        index in the result, or None if the result lacks the dimension.
+        (letters, indices), both with one element per dimension of the weight. For the letters, see
+        `WeightUse.add_product`. Indices are negative dimensions of the result, or None if missing.
     """
     name = name.strip("_")
     if name == "einsum":

@@ -257,8 +257,8 @@ def _number_segments(sets: Sequence[Flags]) -> Indices:
 def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
     """Divide indices into blocks, from a segment number per index.
 
-    Return (number of blocks, or a tuple of sizes if they differ; True if blocks are interleaved).
-    Raise UndecidedError if the segments do not repeat evenly.
+    Return (blocks, are_interleaved). `blocks` is a number of equal blocks, or a tuple of their
+    sizes. Raise UndecidedError if the segments do not repeat evenly.
     """
     # Run-length encoding; the unequal first element makes index 0 a start.
     starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))

@@ -80,8 +80,8 @@ class BaseWidths:
         """Scale a parameter's learning rate, and its weight decay inversely; return the factor.
 
         Args:
-            options: The rule of the parameter, as "rule", and its options; changed in place. If
-                they lack the decay, the rule's default is scaled.
+            options: The rule of the parameter, as "rule", and its options; changed in place. If the
+                decay is missing, the rule's default is scaled.
             scale_decay: False to keep the decay.
 
         Raises:

@@ -24,6 +24,7 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
         for param, note in pairs
         if note and note[0] not in optimizer.state.get(param, {}) and param.numel()
     ]
+    # `any` of a DTensor is a collective below, so the ranks must be in the same step.
     if optimizer.step_cache.team is not None and any(is_on_mesh(param) for param, _ in new):
         optimizer.step_cache.team.meet()
     for param, effect in new:
