@@ -231,7 +231,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
         """Give each channel of a depthwise convolution's result the label of its input channel.
 
-        If the numbers of channels differ, record a joint use of all outputs instead.
+        If the numbers of channels differ, record that all outputs are used together instead.
         """
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
@@ -325,8 +325,8 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> None:
         """Give the results of an elementwise function the labels of its first labelled argument.
 
-        Record a joint use of all outputs if arguments have outputs of different weights, or if the
-        result has another shape.
+        If arguments have different outputs, or if the result has another shape, record that the
+        function uses the outputs together.
         """
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)

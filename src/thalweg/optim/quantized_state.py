@@ -137,7 +137,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Reshape encoded slots in `state_dict` to as many dimensions as their parameters have.
 
-    A state with such slots is replaced by a changed copy. Slots of DTensors are not changed.
+    The state of a parameter with such slots becomes a changed copy. DTensors keep their slots.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
