@@ -42,7 +42,7 @@ Args:
     shampoo_beta: Decay factor of the running means of gradient products.
     warmup_steps: Number of steps in which the rate rises to `lr`.
     r: The weight of a step in the mean is the number of the step to this power.
-    weight_lr_power: The weight is multiplied by the largest rate so far to this power.
+    weight_lr_power: The weight of a step is multiplied by the largest rate so far to this power.
     l1: Strength of the L1 penalty.
     l2: Strength of the L2 penalty.
 """

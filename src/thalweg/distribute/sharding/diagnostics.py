@@ -35,7 +35,7 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """Replace measurements of local parts by measurements of full variables; return `measures`.
+    """Replace measurements of local parts by those of full variables; return `list(measures)`.
 
     The measurements change in place. All ranks must call this function, and get equal results. If
     a rank failed, the results of DTensors are NaN on the other ranks.

@@ -66,7 +66,8 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
             weight_decay: Strength of the weight decay; 0 for none.
             warmup_steps: Number of steps in which the rate rises to `lr`.
             r: The weight of a step in the mean is the number of the step to this power.
-            weight_lr_power: The weight is multiplied by the largest rate so far to this power.
+            weight_lr_power: The weight of a step is multiplied by the largest rate so far to this
+                power.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -187,7 +188,8 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
             weight_decay: Strength of the weight decay; 0 for none.
             warmup_steps: Number of steps in which the rate rises to `lr`.
             r: The weight of a step in the mean is the number of the step to this power.
-            weight_lr_power: The weight is multiplied by the largest rate so far to this power.
+            weight_lr_power: The weight of a step is multiplied by the largest rate so far to this
+                power.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
