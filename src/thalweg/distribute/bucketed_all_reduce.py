@@ -132,8 +132,8 @@ class InFlightAllReduce:
     def take_gradient(self, var: Tensor) -> None:
         """Copy the complete gradient `var.grad` into its bucket, and send the next full buckets.
 
-        Do nothing if the gradient is sparse, is the second gradient of `var`, or differs from `var`
-        in dtype, or if `var` has no bucket. Send nothing if a rank has declined the vote.
+        Skip variables without a bucket. Skip sparse gradients, gradients in another dtype than
+        `var`, and second gradients of `var`. Send nothing if a rank has declined the vote.
         """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)

@@ -35,9 +35,9 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """Return the kind of a gradient on this rank. None without a variable is `missing`.
+        """Return the kind of a gradient on this rank.
 
-        `var` is the gradient's variable, or None.
+        `var` is the gradient's variable, or None. If both are None, `missing` is True.
         """
         if grad is None:
             return cls(missing=var is None)

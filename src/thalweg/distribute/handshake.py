@@ -91,7 +91,7 @@ class RankMessage:
         self._pending = ranks.begin_maximum(self._values)
 
     def receive(self) -> Received:
-        """Wait for all ranks; return flags of equal digests, and the maxima of flags over ranks.
+        """Wait for the numbers of all ranks; return comparisons of digests, and maxima of flags.
 
         Raises:
             BaseException: `trouble`, if this rank passed an error.

@@ -46,7 +46,7 @@ class Reducer:
         self._declined_vote: Vote | None = None
         self._has_backward_started = False
         self._expects_sums = False
-        # Whether the last step failed on this rank, but perhaps not on others.
+        # True if the last step failed on this rank, but perhaps not on others.
         self._is_in_doubt = False
         self._steps = 0
 
@@ -155,8 +155,8 @@ class Reducer:
 
         Returns:
             (pairs, {index of a pair: sum}). None becomes zeros in the pairs if another rank has a
-            gradient. The sums are of gradients that were sent during the backward pass. There are
-            none if a rank has changed a gradient afterwards.
+            gradient. The dict has sums of gradients that were sent during the backward pass. It is
+            empty if a rank has changed a gradient afterwards.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.

@@ -147,15 +147,12 @@ class Strategy:
         kwargs: Mapping[str, object] | None = None,
         options: object = None,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` as the replica of this rank; return its result.
+        """Return `fn(*args, **kwargs)`, called as the replica of this rank.
 
         Args:
             fn: The function. It is called once in this process.
             args, kwargs: The arguments of `fn`.
             options: Ignored; accepted for compatibility.
-
-        Returns:
-            The result of `fn` on this rank.
 
         Raises:
             RuntimeError: The call is in the scope of another strategy.
@@ -205,10 +202,10 @@ class Strategy:
     ) -> list[tuple[Any, torch.Tensor]]:
         """Return the gradients of the summed losses of this rank's micro-batches, in a fixed order.
 
-        The order is a balanced tree over the micro-batches of all ranks, if `apply_gradients` adds
-        with `reduction="ordered"`. Runs with 1, 2, 4, ... ranks then have equal bits under three
-        conditions. Micro-batch k has the same examples in all runs. Random numbers and buffers
-        depend on k only. The number of torch's threads is equal (`torchrun` sets 1).
+        With `reduction="ordered"`, `apply_gradients` continues this order to a balanced tree over
+        the micro-batches of all ranks. Runs with 1, 2, 4, ... ranks then have equal bits under
+        three conditions. Micro-batch k has the same examples in all runs. Random numbers and
+        buffers depend on k only. The number of torch's threads is equal (`torchrun` sets 1).
 
         Args:
             loss: `loss(k)` returns the loss of micro-batch k; called for each micro-batch of this

@@ -35,11 +35,11 @@ _MOST_SETS = 4
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
     """Return a replayable step in which parameters with state may lack a gradient.
 
-    If the step cannot be planned, or if no gradient is absent, return None. Then `select_set` keeps
-    separate plans for each set of parameters with a gradient.
+    Return None if no gradient is absent, or if planning fails. `select_set` then keeps separate
+    plans for each set of parameters with a gradient.
 
     Args:
-        optimizer: The optimizer. Its plans change, and new tensors may replace its step counts.
+        optimizer: The optimizer. Its cached plans change; its step counts may get new tensors.
         kind: The class of the result: `ReplayedStep` or a subclass.
     """
     absent, adapters = _make_stand_ins(optimizer), ()
@@ -81,8 +81,8 @@ def select_set(optimizer: Any) -> None:
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
     """Return {id(parameter): uninitialized gradient} of parameters with state but no gradient.
 
-    Return {} if no gradient is absent, if a parameter with a gradient lacks state, or if a
-    parameter is not a plain CPU tensor.
+    Return {} if no gradient is absent. Also return {} if a parameter with a gradient lacks state,
+    or a parameter is not a plain CPU tensor.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []

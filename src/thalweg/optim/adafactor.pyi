@@ -50,16 +50,16 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
         """Make one; see `Adafactor`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             beta2_decay: A new square has the weight step ** beta2_decay in its running mean.
             eps: The least root of a mean square (None: the epsilon of the dtype), and the least
                 root mean square of a parameter.
             d: The largest root mean square of a step before it is multiplied by the rate.
-            weight_decay: How much of each parameter decays; 0 is none.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
+            weight_decay: Strength of the weight decay; 0 for none.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

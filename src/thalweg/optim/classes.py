@@ -77,10 +77,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would write outside a tensor; copy momenta with an offset.
+        """Raise if torch's step would write outside a tensor; replace unsafe momenta.
 
         Torch adds a sparse gradient at the wrong elements of a momentum with a storage offset.
-        So a copy without an offset replaces this momentum in `state`.
+        A copy without an offset then replaces the momentum in `state`.
 
         Raises:
             InvalidArgumentError: A gradient is dense and its momentum sparse, or a row index is out

@@ -54,19 +54,19 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         """Make one; see `Adam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            amsgrad: Whether steps are divided by the largest running mean of squares so far.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
-            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
-            decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
+            weight_decay: Strength of the weight decay; 0 for none.
+            amsgrad: True to divide steps by the root of the largest running mean of squares so far.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
+            fused: As in torch; with True, the step unscales gradients for `torch.amp.GradScaler`.
+            decoupled_weight_decay: True for the decay of AdamW; False to add the decay to the
                 gradient.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
@@ -185,18 +185,18 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         """Make one; see `AdamW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
             weight_decay: The fraction of each parameter that a step subtracts, times the rate.
-            amsgrad: Whether steps are divided by the largest running mean of squares so far.
-            maximize: Whether the objective is maximized.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
-            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            amsgrad: True to divide steps by the root of the largest running mean of squares so far.
+            maximize: True to maximize the objective.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
+            fused: As in torch; with True, the step unscales gradients for `torch.amp.GradScaler`.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -313,17 +313,17 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         """Make one; see `SGD`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: What the running mean of gradients keeps in a step.
+            momentum: Decay factor of the running mean or sum of gradients.
             dampening: The fraction of a gradient that is not added to the momentum.
-            weight_decay: How much of each parameter decays; 0 is none.
-            nesterov: Whether momentum is Nesterov's.
-            maximize: Whether the objective is maximized.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
-            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            weight_decay: Strength of the weight decay; 0 for none.
+            nesterov: True for Nesterov momentum.
+            maximize: True to maximize the objective.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
+            fused: As in torch; with True, the step unscales gradients for `torch.amp.GradScaler`.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -441,18 +441,18 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         """Make one; see `RMSprop`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             alpha: Share of the running mean of squares that a step keeps.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            momentum: What the running mean of gradients keeps in a step.
-            centered: Whether to divide by the root of the variance.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
+            weight_decay: Strength of the weight decay; 0 for none.
+            momentum: Decay factor of the running mean or sum of gradients.
+            centered: True to divide by the root of the variance.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -569,17 +569,17 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         """Make one; see `Adagrad`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             lr_decay: After n steps the rate is divided by 1 + n * lr_decay.
-            weight_decay: How much of each parameter decays; 0 is none.
-            initial_accumulator_value: What the sum of squares begins with.
+            weight_decay: Strength of the weight decay; 0 for none.
+            initial_accumulator_value: Initial value of the sum of squares.
             eps: A small number that keeps a divisor from 0.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
-            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
+            fused: As in torch; with True, the step unscales gradients for `torch.amp.GradScaler`.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -695,16 +695,16 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         """Make one; see `Adadelta`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            rho: What the running mean of squares keeps in a step.
+            rho: Decay factor of the running mean of squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            maximize: Whether the objective is maximized.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
+            weight_decay: Strength of the weight decay; 0 for none.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            maximize: True to maximize the objective.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -820,16 +820,16 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         """Make one; see `Adamax`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            weight_decay: Strength of the weight decay; 0 for none.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -947,19 +947,19 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         """Make one; see `NAdam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             momentum_decay: How fast the schedule of the momentum rises; `decay` in Keras.
-            decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
+            decoupled_weight_decay: True for the decay of AdamW; False to add the decay to the
                 gradient.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1076,18 +1076,18 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         """Make one; see `RAdam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
+            weight_decay: Strength of the weight decay; 0 for none.
+            decoupled_weight_decay: True for the decay of AdamW; False to add the decay to the
                 gradient.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1199,12 +1199,12 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         """Make one; see `SparseAdam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            maximize: Whether the objective is maximized.
+            maximize: True to maximize the objective.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1321,17 +1321,17 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         """Make one; see `ASGD`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             lambd: How much of each parameter decays, and how fast the rate falls.
             alpha: The power by which the rate falls.
             t0: The step after which parameters are averaged.
-            weight_decay: How much of each parameter decays; 0 is none.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            weight_decay: Strength of the weight decay; 0 for none.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1446,16 +1446,16 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         """Make one; see `Rprop`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             etas: The factors of a step's size after a change of the gradient's sign, and without
                 one.
             step_sizes: The smallest and the largest size of a step.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
-            foreach: As torch's; it chooses nothing where a step is one pass over memory.
-            maximize: Whether the objective is maximized.
-            differentiable: Whether gradients flow through the step, which is torch's own then.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
+            foreach: As in torch; without effect if a step is one pass over memory.
+            maximize: True to maximize the objective.
+            differentiable: True to let gradients flow through the step; torch's code takes it then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

@@ -65,10 +65,10 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return a list with a callable that stores an optimizer's present tensors as the operands.
+        """Return a list with a callable that sets the operands to the optimizer's present tensors.
 
-        The tensors are the parameters, and slots whose `id` is not in `excluded_ids`. Return [] if
-        no operands are stored so far.
+        The tensors are all parameters, and slots whose `id` is not in `excluded_ids`. Return [] if
+        there are no operands yet.
         """
         if not self.parameters:
             return []

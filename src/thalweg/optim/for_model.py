@@ -31,6 +31,7 @@ def mixed_for_model(
 
     Args:
         rule: The name of a class for matrices, such as "Muon".
+        adamw: Options of AdamW, or None.
         layouts, output, inputs: Arguments of `matrix_layouts`, which selects the matrices.
         options: Options of the rule, and options of the constructor of `Mixed`.
 

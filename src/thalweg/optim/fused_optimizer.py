@@ -169,7 +169,7 @@ class FusedOptimizer(GroupChecks, StepReports):
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
-        """If the `with` block raises, remove the added groups, with state, hooks and buffers."""
+        """If the `with` block raises, undo its changes of groups, state, hooks and gradients."""
         cache, count, former_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
@@ -201,7 +201,7 @@ class FusedOptimizer(GroupChecks, StepReports):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply the constructor's options to new parameters, such as hooks and flat gradients.
+        """Set up hooks, flat gradients and other options of the constructor for new parameters.
 
         Args:
             is_copy: True for a copied or unpickled optimizer, whose parameters are all new. False
@@ -329,8 +329,8 @@ class FusedOptimizer(GroupChecks, StepReports):
 
         Args:
             closure: As in `step`.
-            results: Receives the result of `_describe_progress` after the step, or a note on
-                other steps if the closure fails.
+            results: Receives the result of `_describe_progress` after the step. If the closure
+                took a step itself and then raises, receives a note about this step.
         """
         # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
@@ -477,8 +477,7 @@ class FusedOptimizer(GroupChecks, StepReports):
         """Repeat the last step with new gradients in one native call; return True if it was taken.
 
         Return False, with no tensor changed, if there is no replay or the replay no longer applies.
-        If the step cache requests a new replay, first plan a replay and store it in
-        `step_cache.replay`.
+        If a new replay is due, first plan it and store it in `step_cache.replay`.
 
         Args:
             has_sums: True to read gradients from `step_cache.sums` instead of `param.grad`.
@@ -550,14 +549,14 @@ class FusedOptimizer(GroupChecks, StepReports):
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if a part still updates all groups, given these gradients."""
+        """Return True if the rule of `param_state` still updates all groups."""
         return True
 
     def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
         """Set `step_cache.rebind_target`, by which `_try_rebind` finds the last plan.
 
-        The value is (param_state, group_indices). The value is None if the last step did not update
-        all parameters, or if options require new tensors to update in each step.
+        Store (param_state, group_indices). Store None instead if the last step did not update all
+        parameters, or used masters, gradient sums or local shards.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)

@@ -174,7 +174,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
         """Record a taken step, so that the next step may reuse its plans.
 
-        `was_rebound` is True if this step itself reused the plans of the step before.
+        `was_rebound` is True if this step reused the plans of the step before.
         """
         if len(steps) == 1:
             adapter = steps[0][0]
@@ -275,11 +275,11 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return a plan for one rule's update of these gradients; reuse the last plan if possible.
+        """Return (plan of one rule's update or None, True if the last plan was reused).
 
         Args:
             step: The adapter and the (gradient, parameter) pairs of the rule.
-            target: The result of `adapter.aim(pairs)`: pairs for the kernels, and copies.
+            target: (pairs for the kernels, copies), as from `adapter.aim(pairs)`.
             transforms: Unscaling and clipping of the gradients.
 
         Raises:
@@ -316,8 +316,8 @@ class FusedTorchOptimizer(TorchGroups):
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if the rule of `param_state` still updates the parameters of all groups.
 
-        If no option changed, return True at once. If an option changed, return False if a group
-        needs another rule or torch's step, or if a gradient is sparse.
+        Return True if no option changed. After a change, return False if a group needs another
+        rule or torch's step, or if a gradient is sparse.
         """
         if param_state.hold(self.param_groups):
             return True
@@ -329,10 +329,10 @@ class FusedTorchOptimizer(TorchGroups):
         )
 
     def _may_repeat(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if gradients may be bound to the last plan of a rule.
+        """Return True if the last plan of a rule may be used with new gradients.
 
-        All must be dense, or the options of groups unchanged, as these decide about sparse
-        gradients. The plan checks everything else that `_supports_sub_step` does.
+        With sparse gradients, the options of groups must not have changed. The plan itself checks
+        all other conditions of `_supports_sub_step`.
         """
         return not any(map(is_sparse, gradients)) or param_state.hold(self.param_groups)
 
@@ -461,7 +461,7 @@ class FusedTorchOptimizer(TorchGroups):
 
         Args:
             state_dict: A dict from `state_dict`.
-            convert: True to convert slots of another codec or without codec, and states of other
+            convert: True to convert slots saved with another `state_storage`, and states of other
                 packages (see docs/migrate-optimizers.md). True also ignores saved `round` and
                 `seed` that differ from the optimizer's. False raises for all of these.
             allow_loss: True to leave out parts of another package's state that have no counterpart
@@ -504,7 +504,7 @@ class FusedTorchOptimizer(TorchGroups):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise NotImplementedError for a step that needs torch's code, which options exclude."""
+        """Raise NotImplementedError: options exclude torch's code, but the step needs it."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

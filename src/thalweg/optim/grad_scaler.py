@@ -30,7 +30,7 @@ class GradScalerMixin:
     step_cache: Any
 
     def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
-        """Return (device that alone holds the numbers or None, device of the numbers else)."""
+        """Return (GPU of numbers that the host does not read or None, device of other numbers)."""
         if is_host(params) or not self._counts_on_device():
             return _ON_THE_HOST
         return device_of(params), CPU

@@ -111,7 +111,7 @@ class GroupChecks(GradScalerMixin):
         buffers. Rules and options that depend on shapes or norms of parameters do not, either.
 
         Args:
-            groups: The groups whose rules are checked, with the parameters of all groups.
+            groups: The groups whose rules are checked. Buffers are searched in all groups.
 
         Raises:
             InvalidArgumentError: Names the buffer, and the rule or option.
@@ -184,19 +184,19 @@ class GroupChecks(GradScalerMixin):
         return []
 
     def choice_faults(self, group: Group) -> list[str]:
-        """Return reasons why the options of a group choose no rule of its class; [] if they do.
+        """Return a list with the reason why no rule has the options of a group; [] if one has.
 
         Raises:
-            KeyError: An option is missing; its name.
+            KeyError: An option is missing; `args[0]` is its name.
         """
         return self._kind_of(group)._unfit_choices(group)
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do.
+        """Return a list with the reason why no rule has the options of a group; [] if one has.
 
         Raises:
-            KeyError: An option is missing; its name.
+            KeyError: An option is missing; `args[0]` is its name.
         """
         try:
             cls._check_choices(group)

@@ -109,8 +109,8 @@ class Options:
     def with_rate(self, group: Group) -> Options | None:
         """Return a copy of this snapshot with the `lr` of a group.
 
-        Return None if another option changed or is a tensor, or if `lr` is not a float of magnitude
-        below 1e30.
+        Return None if another option changed or is a tensor. Also return None unless `lr` is a
+        float of magnitude below 1e30.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
@@ -196,10 +196,10 @@ def number(value: Any) -> float:
 
 
 def read_eps(eps: Any, allows_none: bool = False) -> tuple[Any, float]:
-    """Return the two numbers of the option `eps` of an Adafactor as floats.
+    """Return Adafactor's option `eps`, a pair of numbers, as floats.
 
-    With `allows_none`, the first may be None, and is None then. Raise InvalidTypeError for other
-    values.
+    With `allows_none`, the first number may be None and stays None. Raise InvalidTypeError for any
+    other value.
     """
     try:
         first, second = eps
@@ -268,12 +268,12 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
 def hypers_by_name(
     group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return {hyperparameter: value} from the options of a group: `learning_rate` from `lr`.
+    """Return {hyperparameter: value} for the options of a group; `lr` becomes `learning_rate`.
 
     Args:
         rule: Optional. Options that the rule does not read are left out.
-        hyper_names: Needed without a rule: the names of hyperparameters, which show whether `betas`
-            has two or three numbers.
+        hyper_names: The names of hyperparameters if `rule` is None. They decide if `betas` must
+            have two or three numbers.
 
     Raises:
         InvalidTypeError: An option such as `betas` has the wrong number of numbers.

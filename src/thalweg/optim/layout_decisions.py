@@ -125,7 +125,7 @@ def matrix_layouts(
         output: The parameters of the output layer, by name or pattern; () for none. None takes the
             layer of `get_output_embeddings()`, or else the layer that computes the model's result.
         inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
-            one argument. None makes them from the model's signature.
+            one argument. None derives inputs from the model's signature.
 
     Raises:
         InvalidArgumentError: A parameter is undecided; the message has the line that decides it. Or

@@ -95,8 +95,8 @@ def plan_torch_load(
 ) -> Plan:
     """Return the writes that load a state as torch's loader does.
 
-    Torch's loader may fail after some of its writes. So it loads the state into a copy of the
-    optimizer; the writes then move the state from the copy to the optimizer.
+    Torch's loader may fail after some of its writes. It first loads the state into a copy of the
+    optimizer. The returned writes then move the state from the copy to the optimizer.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
@@ -151,12 +151,12 @@ def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[st
 
 
 def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
-    """Convert slots and numbers that `twin` has loaded to the dtypes and devices of a step.
+    """Give the loaded state of `twin` the dtypes and devices that a step of `optimizer` needs.
 
     Args:
         twin: The copy of the optimizer that has loaded the state; its state is changed.
-        optimizer: The optimizer, which has the options; not changed.
-        saved_state: The state dict, which torch's loader has not cast.
+        optimizer: The optimizer with the options; not changed.
+        saved_state: The state dict before torch's loader cast its tensors.
     """
     options = optimizer.step_options
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
@@ -194,8 +194,8 @@ def drop_unused(
     """Remove entries that no option of the optimizer uses, such as gradient sums, from a state.
 
     Returns:
-        The state, as a new dict if an entry was removed; warnings about removed entries; and
-        callables that load the history of the option `spikes`.
+        (state, warnings about removed entries, callables that load the history of `spikes`). The
+        state is a new dict if an entry was removed.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.judge is not None
@@ -229,17 +229,18 @@ def fit_state(
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return a state whose codecs, random bits and DTensors are those of the optimizer.
+    """Return a state with slots in the optimizer's codecs (8-bit encodings), cut for DTensors.
 
-    Return `saved_state` itself if state and optimizer use no codecs, random bits or DTensors.
+    The options `round` and `seed` are removed from groups. Without codecs, DTensors and these
+    options, return `saved_state` itself.
 
     Args:
         notes: A list to which warnings are added.
-        convert: True to convert other codecs and random bits. False raises for them.
+        convert: True to convert other codecs, and ignore another `round` or `seed`; False raises.
         values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
-        CheckpointMismatchError: Codecs, random bits or shapes differ from the optimizer's.
+        CheckpointMismatchError: Codecs, `round`, `seed` or shapes differ from the optimizer's.
     """
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
@@ -309,7 +310,7 @@ def _iterate_members(
     """Yield (group, saved key, parameter, label for messages) for each parameter, matched by order.
 
     The group is a new dict with the saved options and torch's defaults. If a saved option is
-    invalid, the group is the optimizer's group.
+    invalid, the optimizer's own group is yielded instead.
 
     Args:
         problems: A list to which messages about invalid options are added.
@@ -395,7 +396,7 @@ def _restore_numbers(
 def fit_slots(
     optimizer: Any, storage: StateStorage, group: Group, param: Tensor, entries: dict[str, Any]
 ) -> None:
-    """Convert numbers in `entries` to tensors of shape (); cast slots whose shape is not `param`'s.
+    """Convert numbers in `entries` to tensors of shape (); cast slots with a shape of their own.
 
     Args:
         optimizer: The optimizer, or the copy that loads the state.
@@ -524,17 +525,17 @@ def plan_entries(
     names: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> list[Call]:
-    """Plan the load of one parameter's state: writes into tensors, and callables for the rest.
+    """Plan the load of one parameter's state; return callables that set items of `entries`.
 
-    Return the callables, which replace entries of the dict `entries`. Return [] if the saved state
-    does not fit.
+    Tensors that both states have are added to `pairs` instead. Return [] if the saved state does
+    not fit.
 
     Args:
         entries: The current state of the parameter.
         saved_entries: The state to load.
         label: The name of the parameter, for messages.
         problems: A list to which reasons are added if the saved state does not fit.
-        pairs: A list to which (existing tensor, saved tensor) writes are added.
+        pairs: A list to which (existing tensor, saved tensor) pairs are added.
         names: Optional. Keys that the optimizer owns. All other keys belong to the user.
         optional: Keys that `saved_entries` may lack.
     """

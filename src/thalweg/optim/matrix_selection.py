@@ -24,11 +24,12 @@ def hidden_matrices(
 ) -> tuple[str, ...]:
     """Return the names of the weights of linear and convolutional layers between input and output.
 
-    The result is a selector for `groups(model, rules=...)`. The choice is a heuristic. It excludes
-    embeddings, the output layer, tied parameters of both, and weights of norms. Weights of grouped
-    convolutions, and parameters of two or more dimensions in other modules, may hold several
-    matrices: name them in `allow` or `leave`. Rules for matrices update parameters of three
-    dimensions, such as kernels of Conv1d, only with a `layout` or `heads=1`.
+    Names have the order of `named_parameters()`. The tuple is a selector for
+    `groups(model, rules=...)`. The choice is a heuristic: it excludes embeddings, the output layer,
+    tied parameters of both, and weights of norms. Weights of grouped convolutions, and parameters
+    of two or more dimensions in other modules, may hold several matrices. Name such parameters in
+    `allow` or `leave`. Rules for matrices update parameters of three dimensions, such as kernels of
+    Conv1d, only with a `layout` or `heads=1`.
 
     Args:
         module: The model.
@@ -36,9 +37,6 @@ def hidden_matrices(
             takes the layer of the model's `get_output_embeddings()`.
         allow: Names or patterns of parameters to include in any case.
         leave: Names or patterns of parameters to exclude.
-
-    Returns:
-        Names as in `named_parameters()`, in its order.
 
     Raises:
         InvalidArgumentError: A parameter must be in `allow` or `leave`; a name or pattern selects
@@ -131,9 +129,7 @@ def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
 def output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int] | None:
-    """Return the `id`s of parameters of the output layer; None if `output` is None and no getter
-    knows.
-    """
+    """Return the `id`s of the parameters of the output layer; None if the layer is unknown."""
     if output is not None:
         return _select_params(output, module_params, "output")
     return _params_of_getter(module, "get_output_embeddings")

@@ -159,7 +159,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
 
 def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
-    """Return the class for the rule's name in a group, of this package or `rules_by_name`."""
+    """Return the class for a group's rule; `rules_by_name` has the rules of the user."""
     rule = group.get("rule")
     if not isinstance(rule, str):
         raise InvalidTypeError(f"The rule of a group must be a name here, not {shown(rule)}.")

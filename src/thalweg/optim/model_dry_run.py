@@ -163,7 +163,7 @@ class StandIns:
         return new
 
     def _reference(self, attribute: Any) -> Any:
-        """Return the value of a module's attribute, with copies in place of modules in it."""
+        """Return an attribute of a module; copies replace modules that the attribute contains."""
         if isinstance(attribute, nn.Module):
             return self._copies.get(id(attribute), attribute)
         if type(attribute) in (list, tuple) and any(

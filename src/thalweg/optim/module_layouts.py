@@ -123,7 +123,7 @@ def uses_whole_outputs(tree: ast.AST, layer: str) -> bool:
 
 
 class _Outputs(NamedTuple):
-    """Outputs of a layer in the source of a class.
+    """Names of a layer and of variables with its outputs, in the source code of a class.
 
     Attributes:
         layer: The layer, such as "self.proj".
@@ -148,7 +148,7 @@ def _layer_made_in(node: ast.AST) -> str:
 
 
 def _divides(node: ast.AST, outputs: _Outputs) -> bool:
-    """Return True if a node divides outputs; add the variable that it assigns outputs to."""
+    """Return True if a node splits or indexes outputs; add variables it sets to `outputs.names`."""
     holds = partial(_holds, outputs=outputs)
     match node:
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
@@ -181,7 +181,7 @@ def _divides(node: ast.AST, outputs: _Outputs) -> bool:
 
 
 def _holds(value: ast.expr, outputs: _Outputs) -> bool:
-    """Return True if an expression may have the outputs, perhaps after functions of elements."""
+    """Return True if an expression may yield outputs, perhaps after elementwise functions."""
     holds = partial(_holds, outputs=outputs)
     match value:
         case ast.Name() | ast.Attribute():

@@ -38,8 +38,8 @@ def groups(
     """Return groups of a module's parameters, with their names, for a torch-style optimizer.
 
     A selector is a part of a name between dots ("bias"), a pattern for a name ("encoder.*"), a
-    class of modules (`torch.nn.LayerNorm`), or a largest number of dimensions (1: biases and the
-    weights of norms). Parameters with equal options are one group. Parameters that need no gradient
+    class of modules (`torch.nn.LayerNorm`), or a largest number of dimensions; 1 selects biases and
+    weights of norms. Parameters with equal options are one group. Parameters that need no gradient
     are left out.
 
     Args:

@@ -35,7 +35,7 @@ _HIGHEST = 3.4028234663852886e38  # of float32
 def _stored(value: object, dtype: torch.dtype) -> Any:
     """Return a number as a tensor's dtype stores it: infinite beyond the range of float32.
 
-    Torch would reject it in the midst of a step.
+    Torch would raise for such a number in the middle of a step.
     """
     if dtype == torch.float32 and isinstance(value, float) and abs(value) > _HIGHEST:
         with np.errstate(over="ignore"):
@@ -115,9 +115,9 @@ class Column(_StoredNumbers):
         self.read()
 
     def read(self) -> None:
-        """Read the block. If other code wrote to it, update `values`, `common` and `reads`.
+        """Read all numbers. If other code changed them, update `values`, `common` and `reads`.
 
-        A block on a GPU is read only if its version counter changed.
+        Numbers on a GPU are read only if the version counter of `block` changed.
         """
         # Writes through NumPy, `.data` and collectives change no version; a GPU is not waited for.
         if self.is_known and not self._is_on_host:
@@ -173,10 +173,9 @@ class Column(_StoredNumbers):
         return [partial(self.block.index_copy_, 0, self.places, tensor)]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Store new numbers, rounded to the dtype of the block, after `writing` has written them.
+        """Update `values` after a callable of `writing` has written these numbers to `block`.
 
-        Do nothing for numbers that `read` updates: numbers in other dtypes than float32 and
-        float64, except step counts.
+        Other dtypes than float32 and float64 are left to the next `read`, except for step counts.
         """
         kind = NUMPY_TYPES.get(self.dtype)
         if kind is not None:

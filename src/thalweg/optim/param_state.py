@@ -175,7 +175,7 @@ class ParamState:
         starts: Mapping[int, Entries],
         scalar_devices: tuple[torch.device | None, torch.device],
     ) -> None:
-        """Create missing slots and numbers of parameters as new entries; set `params`, `columns`.
+        """Create missing slots and numbers, which `publishing` adds; set `params` and `columns`.
 
         Args:
             state: The state of the optimizer. Only slots on a wrong device are replaced in it.
@@ -222,10 +222,10 @@ class ParamState:
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
-        """Create `slot`, as a new entry, for each parameter whose state lacks the slot.
+        """Create `slot` for each parameter whose state lacks it; `publishing` adds the tensors.
 
-        If any parameter lacks the slot, set `self.lacked[slot.name]`: True per such parameter, else
-        False. `starts` is the argument of `make`.
+        If any state lacks the slot, set `self.lacked[slot.name]` to a list of bools: True for each
+        parameter without the slot. `starts` is the argument of `make`.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
@@ -284,7 +284,7 @@ class ParamState:
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
         """Return the column for the state key `name`, with the tensors in the state if possible.
 
-        If a number is missing, or if a tensor must be replaced, create new entries.
+        If a number is missing or a tensor must be replaced, create tensors for `publishing` to add.
 
         Args:
             starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
@@ -339,8 +339,8 @@ class ParamState:
         """Return a column with a separate tensor for each parameter.
 
         Args:
-            scalars: For each parameter, its tensor in the state; or an initial number, for which a
-                tensor is created as a new entry.
+            scalars: For each parameter, its tensor in the state or an initial number. A number
+                becomes a new tensor, which `publishing` adds to the state.
             dtype: The dtype of new tensors; None for `scalar_dtype()`.
         """
         scalar_device, host_device = self.scalar_devices
@@ -362,7 +362,7 @@ class ParamState:
     ) -> AnyColumn:
         """Copy `scalars` into one new tensor; return the column of this tensor.
 
-        Views of the elements become new entries.
+        `publishing` adds views of the elements to the state.
 
         Args:
             scalars: For each parameter, a tensor of the state or an initial number.
@@ -485,7 +485,7 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """Record parameters and state for `stands`, and drop new entries; call it after a step."""
+        """Record parameters and state for `stands`; forget created entries. Call after a step."""
         self._stand_ins.settle()
         # Each step replaces Python numbers in the state, so that the new objects are recorded.
         if self._settled_values is not None and not self._has_python_scalars:

@@ -19,7 +19,7 @@ from thalweg.variable import REDUCED
 
 
 def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[str, Any]:
-    """Return the state of an optimizer with float32 in place of slots of 8 or 16 bits.
+    """Return a new state dict of an optimizer, with float32 in place of slots of 8 or 16 bits.
 
     Torch's class loads the result, and so does an optimizer without `state_storage`, `weights` and
     `round`. An optimizer with such an option needs `load_state_dict(state, convert=True)`. State of
@@ -29,8 +29,6 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
         optimizer: One of `thalweg.optim`.
         masters: True to add `master`, the float32 weight, of each 16-bit parameter, as the option
             `masters=True` does. False loses the extra bits of `weights="split"`.
-
-    Returns: A new state, as `state_dict()` returns it.
 
     Raises:
         InvalidTypeError: The optimizer is not of `thalweg.optim`.

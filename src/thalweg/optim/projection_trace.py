@@ -229,9 +229,9 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Label each channel of a depthwise convolution's result as the input channel.
+        """Give each channel of a depthwise convolution's result the label of its input channel.
 
-        If the numbers of channels differ, record a joint use of all outputs instead.
+        If the numbers of channels differ, record that all outputs are used together instead.
         """
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
@@ -245,9 +245,9 @@ class ProjectionTrace(TorchFunctionMode):
     def _trace_labels(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Label the result of a function if it keeps outputs apart; else record the use of outputs.
+        """Label the result of a function whose elements come from single outputs of weights.
 
-        Do nothing without a labelled argument.
+        For other functions, record the use of outputs. Do nothing without a labelled argument.
         """
         labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
         results = tensors_in(output)
@@ -304,9 +304,9 @@ class ProjectionTrace(TorchFunctionMode):
         self._set_labels(output, halves[0])
 
     def _mark_uses(self, name: str, labelled: Sequence[Tensor], max_dim: int | None) -> None:
-        """Record that a function reduces the outputs in `labelled`, or selects the largest ones.
+        """Record that a function reduces the outputs in `labelled`, or selects some of them.
 
-        A maximum along dimension `max_dim` selects if this dimension has all outputs of a weight.
+        A maximum along dimension `max_dim` is a selection if it is over all outputs of a weight.
         """
         for tensor in labelled:
             labels, uses = self._labels[id(tensor)][1], self._outputs_in(tensor)
@@ -325,8 +325,8 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> None:
         """Give the results of an elementwise function the labels of its first labelled argument.
 
-        Record a joint use of all outputs if arguments have outputs of different weights, or if the
-        result has another shape.
+        If arguments have different outputs, or if the result has another shape, record that the
+        function uses the outputs together.
         """
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
@@ -362,10 +362,10 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the records of two weights whose outputs are added, as in LoRA.
+        """Join the records of two weights whose outputs are added, as in LoRA; return True.
 
-        `first` and the only other tensor must have outputs of equal index. Return True if the
-        records were joined. For any other sum, change nothing and return False.
+        The sum must have two labelled terms, with equal output indices in equal elements. For any
+        other sum, change nothing and return False.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False

@@ -57,8 +57,8 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: A parameter is complex or float64.
-        NotImplementedError: The placements of a DTensor do not determine each rank's elements; or a
-            rank's elements are on a GPU, and not adjacent in the full tensor.
+        NotImplementedError: The placements of a DTensor do not determine each rank's elements. Or a
+            rank has elements on a GPU that are not adjacent in the full tensor.
         InvalidArgumentError: A shard of a DTensor begins or ends inside a block of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
@@ -137,7 +137,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Reshape encoded slots in `state_dict` to as many dimensions as their parameters have.
 
-    A state with such slots is replaced by a changed copy. Slots of DTensors are not changed.
+    The state of a parameter with such slots becomes a changed copy. DTensors keep their slots.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):

@@ -52,9 +52,9 @@ def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
 
 
 def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
-    """Return the rules of a group; None in the set if its options choose none.
+    """Return the rules of a group; return {None} if a rule cannot be chosen.
 
-    The step raises an error for such options, which the team sends to the other ranks.
+    The step then raises an error, which is sent to the other ranks.
     """
     try:
         return optimizer.rules_around(group)
@@ -89,8 +89,8 @@ def _describe_step(optimizer: Any) -> list[str]:
 def _describe_value(value: object) -> str:
     """Return a value as text, so that ranks can compare it.
 
-    The text shows numbers, strings, tuples, and CPU tensors of shape (). For any other value, it is
-    the name of the type.
+    The text shows numbers, strings, None, CPU tensors of shape (), and tuples or lists of these.
+    For any other value, the text is the name of the type.
     """
     if isinstance(value, Tensor):
         is_number = value.device.type == "cpu" and not value.dim() and not is_on_mesh(value)

@@ -160,11 +160,11 @@ class ReplayedStep:
         return guards.has_recorded(chain.from_iterable(pairs))
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
-        """Set `self._in_call` to native programs for the scalars of each step, such as its rate.
+        """Prepare the scalars of steps, such as the rate; return True if a replay is possible.
 
-        `self._in_call` stays None if Python must compute the scalars. Return True if a replay is
-        possible. If gradients may be absent, return False with several rules, or if Python must
-        compute scalars.
+        Set `self._in_call` to native programs for the scalars; add their guards to `guards`. If
+        only Python can compute the scalars, prepare `self.sub_steps` for this instead. If
+        gradients may be absent, a replay needs native programs and a single rule.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -263,7 +263,7 @@ class ReplayedStep:
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
-        """Add native programs to the kernels that compute the kernels' scalars; set `self._passes`.
+        """Give each kernel native programs that compute its scalars; set `self._passes`.
 
         Return (records of the update, records of passes). A record tells the native call which
         program a parameter uses. Both lists are empty if Python computes the scalars.
@@ -567,8 +567,8 @@ class ReplayedStep:
 
         Returns:
             (updates, calls), or None if a step with all checks is needed. `updates` has (column,
-                numbers after the step) pairs, or none if native code computes the scalars. `calls`
-                are callables that record the decision of `spikes`.
+                numbers after the step) pairs; it is empty if native code computes the scalars.
+                `calls` record the decision of `spikes`.
         """
         groups, fields = self.groups, optimizer.__dict__
         if self._in_call is None:
@@ -627,7 +627,7 @@ class ReplayedStep:
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """Return the gradient transforms of the step; cached until the unscaling factor changes.
 
-        Return None if `torch.amp.GradScaler` found an overflow, or if only a GPU has the answer.
+        Return None if `torch.amp.GradScaler` found an overflow, or if its flag stays on a GPU.
         """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:

@@ -25,7 +25,7 @@ _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: n
 
 
 class GroupScalars:
-    """Scalars for the parameters of a group with equal step counts and other numbers, step by step.
+    """Scalars of successive steps, for parameters of a group with equal per-parameter numbers.
 
     Args:
         place: The index of the group.
@@ -122,19 +122,19 @@ class TorchScalars(GroupScalars):
     def program_for(self, dtype: Dtype) -> Program:
         """Return the native program that computes the scalars of a kernel with a compute dtype.
 
-        Its first register is the step count; further ones are hyperparameters.
+        The first register of the program is the step count; further ones are hyperparameters.
 
         Raises:
-            TypeError, ValueError, ArithmeticError: Native code cannot compute them.
+            TypeError, ValueError, ArithmeticError: Native code cannot compute the scalars.
         """
         return self._traced(dtype, self._inputs)
 
     def _find_inputs(self) -> list[str]:
         """Return the names of the hyperparameters that native programs read at every step.
 
-        These are all options that are floats. If a formula cannot be traced with all of them as
-        inputs, return only the learning rate. The program then contains the other values as
-        constants.
+        The names are those of all options that are floats. If the formula of the scalars cannot be
+        traced with these inputs, return only the learning rate. All other values are then constants
+        of the program.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]
@@ -254,10 +254,10 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """Return ({name: scalar}, number of the next step), the arguments of `derived`.
+        """Return ({name: scalar}, number of the next step), the arguments of `RuleScalars.made`.
 
-        `derived` adds the remaining scalars. If options or other code may change further numbers,
-        return ({name: scalar}, None) with all scalars instead.
+        `made` adds the scalars that depend on the step. If options or codecs add scalars, or an
+        option other than the rate is a tensor, return ({name: scalar}, None) with all scalars.
 
         Args:
             columns: The per-parameter numbers, each equal for all parameters.

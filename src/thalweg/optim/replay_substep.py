@@ -93,8 +93,8 @@ class ReplayedSubStep:
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
         """Return True if a step with all checks would run the last plan again.
 
-        Return False if parameters or state were replaced, if changed options select another rule,
-        or if parameters would get other random bits for stochastic rounding.
+        Return False if parameters or state were replaced. Also return False if changed options
+        select another rule, or if stochastic rounding would use other random bits.
         """
         part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (
@@ -180,8 +180,8 @@ class ReplayedSubStep:
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
         """Store the kernels of the rule, into which `prepare` writes scalars.
 
-        For a rule with TensorFlow's numbers, the native call computes some scalars. The state must
-        then have no numbers except the step count and `products`.
+        With TensorFlow's arithmetic, the native call may compute the scalars, if the state has no
+        numbers except the step count and `products`.
 
         Args:
             products: State keys of running products of hyperparameters, such as of `beta1`.
@@ -260,9 +260,12 @@ class ReplayedSubStep:
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
         """Return {key: scalars} to write into a kernel; {} if the native call computes all scalars.
 
+        Keys whose scalars the native call computes have placeholders. Scalars in the dtype of the
+        kernel may also be stored in `self.adapter.scalars_by_key`.
+
         Args:
-            index: The index of the kernel in `self._launches`.
-            has_extra: True to return all keys, even if the native call computes all scalars.
+            index: The index of the kernel `launch` in `self._launches`.
+            has_extra: True if the caller adds scalars to each key; the result then has all keys.
         """
         scalars_by_key, dtype, columns = self.adapter.scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:

@@ -41,7 +41,7 @@ from thalweg.optim.signatures import publish, with_options
 from thalweg.optim.step_options import KEYWORDS, GradientReport, check_hypers, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowStepAdapter
 
-# What users of torch.optim give groups, and what no rule may ignore.
+# Options of torch's optimizers. A group must not set one that the rule would ignore.
 _TORCH_OPTIONS = (
     "weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "maximize", "betas",
     "eps",
@@ -350,7 +350,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: True to convert slots of another codec or without codec, and to ignore saved
+            convert: True to convert slots saved with another `state_storage`, and to ignore saved
                 `round` and `seed` that differ from the optimizer's. False raises for these.
             allow_loss: No effect: states of other packages are not loaded into a rule.
 

@@ -77,9 +77,9 @@ class RulesBySelector:
             excluded_ids: The `id`s of parameters that get no rule and no entry in the result.
 
         Raises:
-            InvalidArgumentError: No selector selects a parameter, or two of equal priority do; a
-                rule for matrices gets a vector, or an embedding not selected by name; or a selector
-                selects nothing.
+            InvalidArgumentError: No selector, or two of equal priority, select a parameter. Or a
+                rule for matrices gets a vector, or an embedding that is not selected by name. Or a
+                selector selects nothing.
         """
         self._check_tuples(module_params.all_names)
         indices: list[int] = []

@@ -73,10 +73,10 @@ class ScalarsInCall:
         self._state_numbers = [_make_number_records(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Add guards of the options of all groups to the native call, before programs are placed.
+        """Add guards of the options of all groups to a guard table; call before `place_programs`.
 
-        At each call, a guard copies options that are floats to arrays in `self._numbers`, so that
-        these options may change. The call takes no step if any other option changed.
+        At each native call, guards copy options that are floats to arrays in `self._numbers`.
+        These options may change. If any other option changed, the call takes no step.
 
         Args:
             snapshot: The guard table of the native call, to which guards are added.
@@ -114,9 +114,9 @@ class ScalarsInCall:
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Give each kernel a new native program per group that computes the kernel's scalars.
+        """Give each kernel one native program per group, which computes the kernel's scalars.
 
-        Return a `Member` for each parameter of the step: the record that names its program.
+        Return a `Member` for each parameter of the step: a record with the parameter's program.
 
         Args:
             launches: The kernels of the step; changed.
@@ -139,9 +139,9 @@ class ScalarsInCall:
             members: The result of `place_programs`; not changed.
 
         Returns:
-            (members, passes). For each pass and each matrix stage, `members` has a `Member` of
-                every parameter of the step, with program 0 for parameters outside of the pass.
-                `passes` has a `ReplayedPasses` for each rule with passes.
+            (members, passes). `members` has a `Member` of every parameter of the step for the first
+                pass or matrix stage, then for the next. The program is 0 for parameters outside of
+                the pass. `passes` has a `ReplayedPasses` for each rule with passes.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
@@ -177,11 +177,11 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Give a kernel a new program per group; write the programs to its parameters' records.
+        """Give a kernel one native program per group; enter the programs in `members`.
 
         Args:
-            members: The `Member` of each parameter of the step. For the kernel's parameters,
-                replaced by a `Member` with the program and the address of the scalars.
+            members: A `Member` for each parameter of the step, changed in place. Parameters of the
+                kernel get a new `Member` with the program and the address of its scalars.
             scalars: The scalars of the rule, by group index.
             spans: Tables {index of a parameter: entry to add to its `Member.spans`}.
         """
@@ -205,10 +205,11 @@ class ScalarsInCall:
     def _build_program(
         self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
-        """Build a program that computes the scalars of a group.
+        """Build a program that computes the scalars of a group; keep it in `self._programs`.
 
         Args:
-            scalars: The scalars of the rule, by group index.
+            place: The index of the group.
+            scalars: {group index: scalars of the rule}.
 
         Returns:
             The program; and (register, address, format in `KINDS`) of each hyperparameter that the

@@ -291,7 +291,7 @@ class Schedule(LRScheduler):
         return [rate * factor(self.last_epoch) for rate, factor in pairs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state without the optimizer and the factors, which are given again."""
+        """Return the state without optimizer and factors, which the constructor gets again."""
         excluded = ("optimizer", "_factors")
         return {name: attribute for name, attribute in vars(self).items() if name not in excluded}
 

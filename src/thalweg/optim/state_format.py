@@ -67,10 +67,10 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
 
 
 def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without placeholders: empty gradient sums, and entries {} of missing values.
+    """Return a state without placeholders: empty gradient sums, and {} for missing entries.
 
-    `torch.distributed.checkpoint` reads an entry as {} if the file lacks the entry. An entry stays
-    if the optimizer's state has no value for it, either. If all entries stay, return `saved_state`
+    `torch.distributed.checkpoint` returns {} for an entry that the file lacks. Such an entry stays
+    if the optimizer's state has no value under its key. If all entries stay, return `saved_state`
     itself.
 
     Args:

@@ -94,9 +94,9 @@ class ParamGroupAdapter(StepAdapter):
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
         """Return ((gradient, target) pairs, copies).
 
-        `copies` has, for each pair, the parameter to which the target will be copied, or None if
-        the target is the parameter. `copies` is None if all targets are parameters. If gradients
-        are clipped, sparse gradients are coalesced.
+        `copies[i]` is the parameter to which target i will be copied. It is None if the target is
+        the parameter itself. `copies` is None if all targets are parameters. If gradients are
+        clipped, sparse gradients are coalesced.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
@@ -216,9 +216,9 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return lists of the optimizer-wide slots, one list per parameter that has them.
+        """Return [slots of the first parameter, slots of the second, ...]: optimizer-wide slots.
 
-        Slots in the optimizer's state come first, then slots that this step creates.
+        Parameters without such slots are left out. New slots of this step come last.
         """
         optimizer, param_state = self.optimizer, self.part
         states = [
@@ -241,8 +241,7 @@ class ParamGroupAdapter(StepAdapter):
         """Return the pair that selects the random bits of each variable.
 
         A pair is (index in the optimizer, positions of local elements in the full tensor). Without
-        stochastic rounding, return (). For DTensors with encoded slots, return pairs with the index
-        None instead of ().
+        stochastic rounding, return (); for encoded slots of DTensors, pairs with the index None.
         """
         optimizer, param_state = self.optimizer, self.part
         params = self.owners_of(variables)
@@ -318,9 +317,9 @@ class ParamGroupAdapter(StepAdapter):
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
         """Return (group index, {name: scalar}) for the parameters with the key `key`.
 
-        The dict has numbers of the state, such as the step count, the flag `is_first`, and scalars
-        of options and codecs, but no hyperparameters. Numbers on a GPU are one tensor with an
-        element per parameter.
+        The dict has the flag `is_first`, the numbers of the state, such as the step count, and the
+        scalars of options and codecs. It has no hyperparameters. Numbers on a GPU are one tensor
+        with an element per parameter.
 
         Args:
             key: The group index, or a tuple of this index and the numbers that differ between

@@ -62,7 +62,8 @@ class SetChanges:
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
-        """Reset the limit of the count, unless the replay that ended had taken fewer steps."""
+        """Reset the limit of the count if the ended replay took at least that many steps."""
+        # A replay that lasted so long has paid for its plan, so that the next one may come early.
         if steps >= self._patience:
             self._patience = 2
 
@@ -145,8 +146,8 @@ class StepCache:
         """Record that a step with all checks ran the last plans again; drop the present replay.
 
         If the plans have run often enough, set `due_adapters` to `adapters`: the next step then
-        plans a replay. If diagnostics measured the step, keep a replay of these plans, and change
-        nothing.
+        plans a replay. Change nothing if diagnostics measured the step and the present replay has
+        these plans.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

@@ -58,7 +58,7 @@ OPTIONS: tuple[type[Option], ...] = (
     option_classes.SpikeActions,
 )
 KEYWORDS = tuple(field.name for kind in OPTIONS for field in kind.keywords())
-# What options keep in the state of a parameter, with the first of their keywords.
+# {key in the state of a parameter: first keyword of the option that adds the entry}.
 ENTRY_KEYWORDS = {
     name: kind.keywords()[0].name for kind in OPTIONS for name in (*kind.begins, *kind.keeps_beside)
 }
@@ -263,7 +263,7 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
     """Raise RuleError if a hyperparameter has the name of an option or a reserved key of groups.
 
     Args:
-        titles: The rule's hyperparameters, as groups call them.
+        titles: The names of the rule's hyperparameters in groups.
     """
     reserved = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(titles))
     if reserved:

@@ -34,10 +34,10 @@ StepNotes = list[tuple[Sequence[str], str]]
 
 
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a wrapper of `step` that adds notes about completed writes to errors.
+    """Return a wrapper `taken(optimizer, argument=None)` that adds notes to errors of `step`.
 
-    `step(optimizer, argument, results)` appends the result of `_describe_progress` to `results`;
-    `argument` is the only argument of the wrapper, the closure of a step or a parameter.
+    The wrapper calls `step(optimizer, argument, results)`. `step` appends the result of
+    `_describe_progress` to the list `results`. The notes tell which writes were completed.
 
     An error also removes the scaler's attributes from the optimizer. `torch.amp.GradScaler` removes
     them only after success, and would multiply a remaining scale by the next one.
@@ -83,10 +83,7 @@ class StepReports(GradScalerMixin):
 
     @property
     def diagnostics(self) -> Table | None:
-        """Numbers of each parameter in the last measured step; None before one.
-
-        A device that has measured it is waited for here.
-        """
+        """Statistics of each parameter in the last measured step, or None; waits for the device."""
         diagnosing = self.step_cache.diagnosing
         return None if diagnosing is None else diagnosing.table()
 
@@ -99,9 +96,9 @@ class StepReports(GradScalerMixin):
                 judge.log_loss(loss)
 
     def _run_noted(self, work: Call, results: StepNotes) -> None:
-        """Call `work`, and append what it has written to `results`, also if it raises.
+        """Call `work`; append the result of `_describe_progress` to `results`, even after an error.
 
-        The caller holds the lock, without which steps of other threads would count, too.
+        The caller must hold the lock. Otherwise steps of other threads would count, too.
         """
         cache = self.step_cache
         cache.progress, cache.is_folded, total = (), False, cache.total
@@ -113,7 +110,7 @@ class StepReports(GradScalerMixin):
             raise
 
     def _describe_progress(self, total: int | None = None) -> tuple[Sequence[str], str]:
-        """Return ([a note on what the present step has written] or [], a note on sums or "").
+        """Return (notes on writes of the present step, note on gradient sums); [] or "" for none.
 
         Args:
             total: `step_cache.total` before the step; None if the step has not begun.
@@ -129,9 +126,9 @@ class StepReports(GradScalerMixin):
         return [_WAS_APPLIED] if cache.has_applied_grads else [], sums
 
     def _add_progress_note(self, error: BaseException, results: StepNotes) -> None:
-        """Add a note to a step's error: what was written, which gradients stay in the state.
+        """Add notes to a step's error: on completed writes, and on gradients kept in the state.
 
-        `results` has the result of `_describe_progress` first, or nothing if no step has begun.
+        `results[0]` is a result of `_describe_progress`; `results` is empty if no step has begun.
         """
         written, sums = results[0] if results else self._describe_progress()
         if written:
@@ -192,8 +189,8 @@ class StepReports(GradScalerMixin):
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
         """Add gradients to their sums in the state; return True if a step is due.
 
-        A due step has {id(parameter): sum} in `step_cache.sums`. Without the option `accumulate`,
-        do nothing and return True.
+        If a step is due, `step_cache.sums` becomes {id(parameter): sum}. Without the option
+        `accumulate`, do nothing and return True.
 
         Args:
             is_allocating: True for a step that only allocates state; it is due at once.

@@ -27,7 +27,7 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
     Raises:
         InvalidTypeError: A parameter is float64, and has 16-bit slots.
         NotImplementedError: A DTensor is not contiguous, or has placements other than `Shard` and
-            `Replicate`; or it is on a GPU, with elements that are not adjacent in the full tensor.
+            `Replicate`. Or a rank has elements on a GPU that are not adjacent in the full tensor.
     """
     for param in params:
         requirement = ""
@@ -77,7 +77,7 @@ def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a copy of a saved state whose groups lack the options `round` and `seed`.
+    """Return a copy of a saved state without the options `round` and `seed` of its groups.
 
     Args:
         convert: True to ignore saved options that differ from the optimizer's.

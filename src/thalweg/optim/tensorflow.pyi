@@ -69,7 +69,7 @@ class SGD(RuleOptimizer):
             lr: The learning rate, a number or a tensor of shape ().
             momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
             nesterov: True if momentum is Nesterov's.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -181,12 +181,12 @@ class Momentum(RuleOptimizer):
         """Make one; see `Momentum`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: What the running mean of gradients keeps in a step.
-            nesterov: Whether momentum is Nesterov's.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            momentum: Decay factor of the running mean or sum of gradients.
+            nesterov: True for Nesterov momentum.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -299,13 +299,13 @@ class MomentumW(RuleOptimizer):
         """Make one; see `MomentumW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: What the running mean of gradients keeps in a step.
-            weight_decay: How much of each parameter decays; 0 is none.
-            nesterov: Whether momentum is Nesterov's.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            momentum: Decay factor of the running mean or sum of gradients.
+            weight_decay: Strength of the weight decay; 0 for none.
+            nesterov: True for Nesterov momentum.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -418,13 +418,13 @@ class Adam(RuleOptimizer):
         """Make one; see `Adam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            amsgrad: Whether steps are divided by the largest running mean of squares so far.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            amsgrad: True to divide steps by the root of the largest running mean of squares so far.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -536,12 +536,12 @@ class LazyAdam(RuleOptimizer):
         """Make one; see `LazyAdam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -654,13 +654,13 @@ class AdamW(RuleOptimizer):
         """Make one; see `AdamW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            weight_decay: Strength of the weight decay; 0 for none.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -772,12 +772,12 @@ class Adamax(RuleOptimizer):
         """Make one; see `Adamax`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -890,13 +890,13 @@ class Nadam(RuleOptimizer):
         """Make one; see `Nadam`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
             decay: How fast the schedule of the momentum rises.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1008,12 +1008,12 @@ class Adagrad(RuleOptimizer):
         """Make one; see `Adagrad`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            initial_accumulator_value: What the sum of squares begins with.
+            initial_accumulator_value: Initial value of the sum of squares.
             eps: A small number that keeps a divisor from 0.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1126,13 +1126,13 @@ class AdagradDA(RuleOptimizer):
         """Make one; see `AdagradDA`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            initial_accumulator_value: What the sum of squares begins with.
+            initial_accumulator_value: Initial value of the sum of squares.
             l1: Strength of the L1 penalty.
             l2: Strength of the L2 penalty.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1244,12 +1244,12 @@ class Adadelta(RuleOptimizer):
         """Make one; see `Adadelta`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            rho: What the running mean of squares keeps in a step.
+            rho: Decay factor of the running mean of squares.
             eps: A small number that keeps a divisor from 0.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1369,7 +1369,7 @@ class RMSprop(RuleOptimizer):
             momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
             eps: Epsilon.
             centered: True to divide by the root of the variance.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1485,16 +1485,16 @@ class Ftrl(RuleOptimizer):
         """Make one; see `Ftrl`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             learning_rate_power: The power by which the rate falls; not above 0.
-            initial_accumulator_value: What the sum of squares begins with.
+            initial_accumulator_value: Initial value of the sum of squares.
             l1: Strength of the L1 penalty.
             l2: Strength of the L2 penalty.
             l2_shrinkage: Strength of an L2 penalty that is added to the gradient.
             beta: Added to the root of the accumulator.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1607,13 +1607,13 @@ class ProximalAdagrad(RuleOptimizer):
         """Make one; see `ProximalAdagrad`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            initial_accumulator_value: What the sum of squares begins with.
+            initial_accumulator_value: Initial value of the sum of squares.
             l1: Strength of the L1 penalty.
             l2: Strength of the L2 penalty.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -1725,12 +1725,12 @@ class ProximalGradientDescent(RuleOptimizer):
         """Make one; see `ProximalGradientDescent`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             l1: Strength of the L1 penalty.
             l2: Strength of the L2 penalty.
-            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            capturable: True to support steps on a GPU that a CUDA graph captures.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

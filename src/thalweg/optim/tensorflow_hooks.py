@@ -117,7 +117,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         """Return the hyperparameters of a group as scalars of a compute dtype.
 
         Raises:
-            InvalidArgumentError: One is NaN; names it.
+            InvalidArgumentError: A hyperparameter is NaN; the message has its name.
         """
         hypers = self._hypers_of_group(group_index)
         return {name: self.hyper(dtype, group_index, name, value) for name, value in hypers.items()}

@@ -121,8 +121,8 @@ def whole(optimizer: Any) -> Generator[None]:
 def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     """Return a hashable key of all facts that decide whether torch accepts a step.
 
-    Return None if no copies are needed: torch certainly accepts the step, or a tensor is of a
-    subclass with its own dispatch and cannot be restored.
+    Return None if torch certainly accepts the step. Also return None if a tensor of a subclass with
+    its own dispatch could not be restored.
     """
     kinds: list[Any] = []
     is_ordinary = True

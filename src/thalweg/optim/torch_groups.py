@@ -263,7 +263,7 @@ class TorchGroups(FusedOptimizer):
         return any(group.get(option) for group in self.param_groups)
 
     def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
-        """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
+        """Return (GPU of numbers that the host does not read or None, device of other numbers)."""
         homes = super().scalar_devices(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
         # Torch's fused classes keep step counts on the GPU, too, so that states are exchangeable.

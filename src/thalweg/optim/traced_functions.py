@@ -60,7 +60,7 @@ NO_LABEL = -1
 
 
 def distinct_labels(labels: Tensor) -> Any:
-    """Return the distinct positive labels in a tensor, as a sorted NumPy array."""
+    """Return the distinct positive labels in a CPU tensor, as a sorted NumPy array."""
     # A dimension of stride 0 repeats the same labels.
     labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
     label_values = labels.reshape(-1).numpy()
@@ -103,10 +103,10 @@ def covers(output: Tensor, shape: Sequence[int]) -> bool:
 
 
 def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
-    """Return a view of a weight with the shape of matrices selected by a tensor of indices.
+    """Return a view of a weight with the shape of the matrices that a function selects.
 
-    The indices depend on data, so the view repeats the first matrix. Return None if the function
-    does not select matrices by a tensor of indices.
+    The view repeats the first matrix, because the tensor of indices depends on data. Return None
+    for any function that does not select matrices by such a tensor.
     """
     index = None
     if name == "__getitem__":
@@ -153,8 +153,8 @@ def product_roles(
         weight_index: The index of the weight in `operands`.
 
     Returns:
-        A letter per dimension, as for `WeightUse.add_product`; and for each dimension its negative
-        index in the result, or None if the result lacks the dimension.
+        (letters, indices), both with one element per dimension of the weight. For the letters, see
+        `WeightUse.add_product`. Indices are negative dimensions of the result, or None if missing.
     """
     name = name.strip("_")
     if name == "einsum":

@@ -167,9 +167,9 @@ class WeightUse:
         """Return the matrix layout of the weight, from the recorded products and uses of outputs.
 
         Raises:
-            UnusedError: No product was recorded, or some outputs are not used, reduced or returned.
-            UndecidedError: Products differ in orientation, sets of outputs partly overlap or do not
-                repeat evenly, or either rows or columns are interleaved, but not both.
+            UnusedError: No product was recorded, or the use of some outputs is unknown.
+            UndecidedError: Products differ in orientation. Or sets of outputs partly overlap or do
+                not repeat evenly. Or only rows, or only columns, are interleaved.
         """
         if self._orientation is None:
             raise UnusedError("the forward pass did not multiply with it")
@@ -215,9 +215,9 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     """Return sets of rows or columns (flags per index) that together contain every index.
 
-    Return `sets` unchanged if no index is missing. If `sets` are ranges of one length, at multiples
-    of this length, add the missing ranges. Ranges are missing if few tokens reach only some experts
-    of a weight. Raise UndecidedError for other sets with missing indices.
+    Return `sets` unchanged if no index is missing. If all sets are ranges of one length, at
+    multiples of this length, add the missing ranges, such as those of experts that no token
+    reached. Raise UndecidedError for other sets with missing indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -257,8 +257,8 @@ def _number_segments(sets: Sequence[Flags]) -> Indices:
 def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
     """Divide indices into blocks, from a segment number per index.
 
-    Return (number of blocks, or a tuple of sizes if they differ; True if blocks are interleaved).
-    Raise UndecidedError if the segments do not repeat evenly.
+    Return (blocks, are_interleaved). `blocks` is a number of equal blocks, or a tuple of their
+    sizes. Raise UndecidedError if the segments do not repeat evenly.
     """
     # Run-length encoding; the unequal first element makes index 0 a start.
     starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))

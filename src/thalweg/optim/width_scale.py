@@ -80,8 +80,8 @@ class BaseWidths:
         """Scale a parameter's learning rate, and its weight decay inversely; return the factor.
 
         Args:
-            options: The rule of the parameter, as "rule", and its options; changed in place. If
-                they lack the decay, the rule's default is scaled.
+            options: The rule of the parameter, as "rule", and its options; changed in place. If the
+                decay is missing, the rule's default is scaled.
             scale_decay: False to keep the decay.
 
         Raises:
@@ -157,6 +157,7 @@ def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[
     """Return {name: shape} of a base model, validated against the shapes of the module.
 
     Args:
+        shapes: A module or {name: shape}. A size may be None if the dimension is not a width.
         target: {name: shape} of the module.
 
     Raises:

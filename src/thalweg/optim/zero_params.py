@@ -13,7 +13,7 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of each all-zero parameter whose state lacks a slot, that is, before its first step.
+    """Warn of each all-zero parameter before its first step, that is, if its state lacks a slot.
 
     Args:
         pairs: (parameter, (name of the slot, text of the warning)). A parameter with an empty tuple
@@ -24,6 +24,7 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
         for param, note in pairs
         if note and note[0] not in optimizer.state.get(param, {}) and param.numel()
     ]
+    # `any` of a DTensor is a collective below, so the ranks must be in the same step.
     if optimizer.step_cache.team is not None and any(is_on_mesh(param) for param, _ in new):
         optimizer.step_cache.team.meet()
     for param, effect in new:

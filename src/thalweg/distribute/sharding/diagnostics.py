@@ -35,17 +35,14 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """Replace measurements of local parts by measurements of full variables, in place.
+    """Replace measurements of local parts by those of full variables; return `list(measures)`.
 
-    All ranks must call this function, and compute equal bits. If a rank failed, the other ranks
-    have NaN for DTensors.
+    The measurements change in place. All ranks must call this function, and get equal results. If
+    a rank failed, the results of DTensors are NaN on the other ranks.
 
     Args:
         variables: All variables of the step, in the same order on all ranks.
         measures: The measurements; no variable occurs twice. A rank that failed passes [].
-
-    Returns:
-        `measures` as a list.
     """
     cut = [var for var in variables if is_on_mesh(var)]
     row_by_id = {id(var): row for row, var in enumerate(cut)}

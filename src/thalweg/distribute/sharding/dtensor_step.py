@@ -160,8 +160,8 @@ class LocalStep:
     ) -> None:
         """Raise NotImplementedError if full matrices of a DTensor cannot be gathered.
 
-        The rule must not reduce rows and columns. A group that gathers matrices is required, and
-        `MatrixProcessGroup.check` must pass. `titles` has the name of each variable.
+        The rule must not reduce rows and columns. The step needs a process group that gathers
+        matrices and whose `check` accepts the DTensors. `titles` has the name of each variable.
         """
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:

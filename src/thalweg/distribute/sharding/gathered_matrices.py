@@ -175,9 +175,10 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return `tensor`; if `name` is in `new_slots`, `local` is a view of the new slot.
+        """Return an output of a stage, ready for `scatter`.
 
-        `index` is the index of the stack.
+        If the output is a new slot, `local` becomes a view of this rank's part of it; otherwise
+        return `tensor` itself. `index` is the index of the stack.
         """
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:

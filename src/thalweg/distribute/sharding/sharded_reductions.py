@@ -53,7 +53,7 @@ class ShardedReductions:
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks (largest magnitudes) of full variables, on the host.
 
-        `columns` has the scalars that the formulas of `reduction` read. All ranks call this.
+        All ranks must call this method. `columns` has the scalars of the formulas in `reduction`.
 
         Raises:
             NotImplementedError: `reduction.kind` is neither "sums" nor "peaks".
@@ -137,7 +137,7 @@ class DTensorReductions:
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks (largest magnitudes) of full variables, on the host.
 
-        `columns` has the scalars that the formulas of `reduction` read. Ranks with parts call this.
+        All ranks with parts must call this method. `columns` has the scalars of the formulas.
         """
         values = as_array(self._local_reductions.reduce(reduction, columns))
         if self._group is not None:

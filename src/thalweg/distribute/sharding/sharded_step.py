@@ -45,7 +45,7 @@ class SharedStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise NotImplementedError if `titles`, the names of the variables, is not empty."""
+        """Raise NotImplementedError for any variable: no rank has all slots of a matrix."""
         if titles:
             raise NotImplementedError(
                 f"Rule {rule.name!r} has stages over whole matrices, of which no rank has the slots"

@@ -78,7 +78,7 @@ class Diagnosing(TableRecorder):
         return self._start + cache.total + self._device_steps + 1
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or before the first table, of the next one."""
+        """Return the parameters of the last table; before the first, those of the next table."""
         return self._table_parameters or self._parameters()
 
     def _parameters(self) -> Parameters:

@@ -52,8 +52,8 @@ class AdafactorHF(ModernOptimizer):
         """Make one; see `AdafactorHF`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape (), with `relative_step=False`;
                 else None.
             eps: A number added to squares of gradients, and the least root mean square of a
@@ -62,7 +62,7 @@ class AdafactorHF(ModernOptimizer):
                 rate.
             decay_rate: A new square has the weight step ** decay_rate in its mean.
             beta1: The fraction of the mean of steps that a step keeps; None keeps no mean.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             scale_parameter: True if the rate is multiplied by the root mean square of the
                 parameter.
             relative_step: True if the rate is 1 over the root of the step's number, at most 0.01.

@@ -49,12 +49,12 @@ class AdamWCoupled(AdamWKin):
         """Make one; see `AdamWCoupled`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -166,12 +166,12 @@ class AdamWDecoupled(AdamWKin):
         """Make one; see `AdamWDecoupled`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -283,12 +283,12 @@ class AdamWIndependent(AdamWKin):
         """Make one; see `AdamWIndependent`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -400,12 +400,12 @@ class AdamWCautiousDecay(AdamWKin):
         """Make one; see `AdamWCautiousDecay`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -517,12 +517,12 @@ class NAdamW(AdamWKin):
         """Make one; see `NAdamW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -634,12 +634,12 @@ class CautiousAdamW(AdamWKin):
         """Make one; see `CautiousAdamW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -751,11 +751,11 @@ class StableAdamW(ModernOptimizer):
         """Make one; see `StableAdamW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
-            weight_decay: How much of each parameter decays; 0 is none.
+            betas: Decay factors of the running means of gradients and of their squares.
+            weight_decay: Strength of the weight decay; 0 for none.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].

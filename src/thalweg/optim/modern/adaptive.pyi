@@ -47,12 +47,12 @@ class LaProp(ModernOptimizer):
         """Make one; see `LaProp`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -167,12 +167,12 @@ class AdEMAMix(ModernOptimizer):
         """Make one; see `AdEMAMix`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             betas: The fractions that a step keeps of the fast mean of gradients, of the mean of
                 squares, and of the slow mean of gradients.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             alpha: The weight of the slow mean.
             eps: A small number that keeps a divisor from 0.
             alpha_warmup: The number of steps of a parameter in which `alpha` rises from 0; 0 for
@@ -291,13 +291,13 @@ class ADOPT(ModernOptimizer):
         """Make one; see `ADOPT`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
             clip_exp: The power of the number of earlier steps to which the quotient is clipped.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             decoupled: True for decoupled decay as in AdamW.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
@@ -411,13 +411,13 @@ class Adan(ModernOptimizer):
         """Make one; see `Adan`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
             betas: The fractions that a step keeps of the means of gradients, of differences and of
                 squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             no_prox: True for decay as in AdamW instead of the division.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
@@ -532,12 +532,12 @@ class LAMB(ModernOptimizer):
         """Make one; see `LAMB`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             trust_clip: True to limit the length of a step to that of Adam's step.
             always_adapt: True to scale the steps of parameters without decay, too.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
@@ -650,10 +650,10 @@ class AdamH(ModernOptimizer):
         """Make one; see `AdamH`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
@@ -766,10 +766,10 @@ class SM3(ModernOptimizer):
         """Make one; see `SM3`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: What the running mean of gradients keeps in a step.
+            momentum: Decay factor of the running mean or sum of gradients.
             beta: The fraction of the sums that a step keeps; 0 keeps plain sums.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.

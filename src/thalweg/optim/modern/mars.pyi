@@ -53,12 +53,12 @@ class MARS(ModernOptimizer):
         """Make one; see `MARS`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             gamma: The weight of a gradient's change.
             mars_type: "adamw" or "lion": the rule that uses the corrected gradients.
             optimize_1d: True to treat parameters of fewer than two dimensions like all others.

@@ -76,24 +76,25 @@ class Muon(OfMatrices, ModernOptimizer):
         """Make one; see `Muon`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            weight_decay: How much of each parameter decays; 0 is none.
-            momentum: What the running mean of gradients keeps in a step.
-            nesterov: Whether momentum is Nesterov's.
-            ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of
-                them, or "original", "quintic" or "polar_express".
+            weight_decay: Strength of the weight decay; 0 for none.
+            momentum: Decay factor of the running mean or sum of gradients.
+            nesterov: True for Nesterov momentum.
+            ns_coefficients: Three numbers for all Newton-Schulz iterations, or a tuple of three
+                numbers for each iteration; or "original", "quintic" or "polar_express".
             eps: A small number that keeps a divisor from 0.
-            ns_steps: How many Newton-Schulz iterations a step has.
-            adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
+            ns_steps: Number of Newton-Schulz iterations in a step.
+            adjust_lr_fn: Scaling of the rate by a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
-                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
-            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
-                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
-                of three dimensions, which may be stacks of matrices.
-            ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
+            heads: Number of equal blocks of rows in a parameter, each of them a matrix; or the
+                number of rows of each block. Short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices in a parameter, an `optim.MatrixLayout` or its text, such as
+                "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of
+                three dimensions, which may be stacks of matrices.
+            ns_dtype: Dtype of the iterations, "float32" or "bfloat16". None is float32 on the CPU,
+                and bfloat16 on other devices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -216,26 +217,27 @@ class NorMuon(OfMatrices, ModernOptimizer):
         """Make one; see `NorMuon`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            weight_decay: How much of each parameter decays; 0 is none.
-            momentum: What the running mean of gradients keeps in a step.
-            beta2: What the running mean of squares keeps in a step.
-            nesterov: Whether momentum is Nesterov's.
-            ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of
-                them, or "original", "quintic" or "polar_express".
+            weight_decay: Strength of the weight decay; 0 for none.
+            momentum: Decay factor of the running mean or sum of gradients.
+            beta2: Decay factor of the running mean of squares.
+            nesterov: True for Nesterov momentum.
+            ns_coefficients: Three numbers for all Newton-Schulz iterations, or a tuple of three
+                numbers for each iteration; or "original", "quintic" or "polar_express".
             eps: A small number that keeps a divisor from 0.
-            ns_steps: How many Newton-Schulz iterations a step has.
-            adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
+            ns_steps: Number of Newton-Schulz iterations in a step.
+            adjust_lr_fn: Scaling of the rate by a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
             update_scale: How long steps are: "preserve_norm" or "match_rms".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
-                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
-            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
-                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
-                of three dimensions, which may be stacks of matrices.
-            ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
+            heads: Number of equal blocks of rows in a parameter, each of them a matrix; or the
+                number of rows of each block. Short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices in a parameter, an `optim.MatrixLayout` or its text, such as
+                "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of
+                three dimensions, which may be stacks of matrices.
+            ns_dtype: Dtype of the iterations, "float32" or "bfloat16". None is float32 on the CPU,
+                and bfloat16 on other devices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -355,22 +357,23 @@ class AdaMuon(OfMatrices, ModernOptimizer):
         """Make one; see `AdaMuon`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            weight_decay: How much of each parameter decays; 0 is none.
-            momentum: What the running mean of gradients keeps in a step.
-            nesterov: Whether momentum is Nesterov's.
-            ns_steps: How many Newton-Schulz iterations a step has.
+            weight_decay: Strength of the weight decay; 0 for none.
+            momentum: Decay factor of the running mean or sum of gradients.
+            nesterov: True for Nesterov momentum.
+            ns_steps: Number of Newton-Schulz iterations in a step.
             eps: A small number that keeps a divisor from 0.
-            ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of
-                them, or "original", "quintic" or "polar_express".
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
-                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
-            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
-                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
-                of three dimensions, which may be stacks of matrices.
-            ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
+            ns_coefficients: Three numbers for all Newton-Schulz iterations, or a tuple of three
+                numbers for each iteration; or "original", "quintic" or "polar_express".
+            heads: Number of equal blocks of rows in a parameter, each of them a matrix; or the
+                number of rows of each block. Short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices in a parameter, an `optim.MatrixLayout` or its text, such as
+                "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of
+                three dimensions, which may be stacks of matrices.
+            ns_dtype: Dtype of the iterations, "float32" or "bfloat16". None is float32 on the CPU,
+                and bfloat16 on other devices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -489,21 +492,22 @@ class MuonH(OfMatrices, ModernOptimizer):
         """Make one; see `MuonH`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: What the running mean of gradients keeps in a step.
-            nesterov: Whether momentum is Nesterov's.
-            ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of
-                them, or "original", "quintic" or "polar_express".
+            momentum: Decay factor of the running mean or sum of gradients.
+            nesterov: True for Nesterov momentum.
+            ns_coefficients: Three numbers for all Newton-Schulz iterations, or a tuple of three
+                numbers for each iteration; or "original", "quintic" or "polar_express".
             eps: A small number that keeps a divisor from 0.
-            ns_steps: How many Newton-Schulz iterations a step has.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
-                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
-            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
-                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
-                of three dimensions, which may be stacks of matrices.
-            ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
+            ns_steps: Number of Newton-Schulz iterations in a step.
+            heads: Number of equal blocks of rows in a parameter, each of them a matrix; or the
+                number of rows of each block. Short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices in a parameter, an `optim.MatrixLayout` or its text, such as
+                "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of
+                three dimensions, which may be stacks of matrices.
+            ns_dtype: Dtype of the iterations, "float32" or "bfloat16". None is float32 on the CPU,
+                and bfloat16 on other devices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -622,20 +626,20 @@ class SOAP(OfEigenbases):
         """Make one; see `SOAP`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
-            shampoo_beta: What the running means of gradients' products keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
+            shampoo_beta: Decay factor of the running means of gradient products.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            precondition_frequency: In how many steps the basis changes once.
-            max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
-                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
-            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
-                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
-                of three dimensions, which may be stacks of matrices.
+            weight_decay: Strength of the weight decay; 0 for none.
+            precondition_frequency: Number of steps from one change of the basis to the next.
+            max_precondition_dim: Dimensions longer than this keep the standard basis.
+            heads: Number of equal blocks of rows in a parameter, each of them a matrix; or the
+                number of rows of each block. Short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices in a parameter, an `optim.MatrixLayout` or its text, such as
+                "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of
+                three dimensions, which may be stacks of matrices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -752,20 +756,20 @@ class KLSOAP(OfEigenbases):
         """Make one; see `KLSOAP`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
-            shampoo_beta: What the running means of gradients' products keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
+            shampoo_beta: Decay factor of the running means of gradient products.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            precondition_frequency: In how many steps the basis changes once.
-            max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix,
-                or the numbers of rows of blocks; short for `layout="rows=..."`. 1 is one matrix.
-            layout: The matrices that a parameter holds, an `optim.MatrixLayout` or its text, such
-                as "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters
-                of three dimensions, which may be stacks of matrices.
+            weight_decay: Strength of the weight decay; 0 for none.
+            precondition_frequency: Number of steps from one change of the basis to the next.
+            max_precondition_dim: Dimensions longer than this keep the standard basis.
+            heads: Number of equal blocks of rows in a parameter, each of them a matrix; or the
+                number of rows of each block. Short for `layout="rows=..."`. 1 is one matrix.
+            layout: The matrices in a parameter, an `optim.MatrixLayout` or its text, such as
+                "batch=1 rows=256+64+64". None is one matrix, and raises an error for parameters of
+                three dimensions, which may be stacks of matrices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

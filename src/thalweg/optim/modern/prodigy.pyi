@@ -56,13 +56,13 @@ class Prodigy(ModernOptimizer):
         """Make one; see `Prodigy`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             beta3: The fraction of the sums that a step keeps; None is the root of `betas[1]`.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: Strength of the weight decay; 0 for none.
             decouple: True for decoupled decay as in AdamW.
             use_bias_correction: True to correct means as Adam does.
             safeguard_warmup: True if the divisor of the estimate excludes the rate.

@@ -58,15 +58,16 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         """Make one; see `ScheduleFreeAdamW`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: What the running means of gradients and of their squares keep in a step.
+            betas: Decay factors of the running means of gradients and of their squares.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
-            warmup_steps: In how many steps the rate rises to what it is.
-            r: The weight of a step in the mean is its number to this power.
-            weight_lr_power: The same weight is multiplied by the largest rate so far to this power.
+            weight_decay: Strength of the weight decay; 0 for none.
+            warmup_steps: Number of steps in which the rate rises to `lr`.
+            r: The weight of a step in the mean is the number of the step to this power.
+            weight_lr_power: The weight of a step is multiplied by the largest rate so far to this
+                power.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -180,14 +181,15 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         """Make one; see `ScheduleFreeSGD`.
 
         Args:
-            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
-                of their own.
+            params: Parameters, (name, parameter) pairs, or groups, which may have their own
+                arguments.
             lr: The learning rate, a number or a tensor of shape ().
-            momentum: What the running mean of gradients keeps in a step.
-            weight_decay: How much of each parameter decays; 0 is none.
-            warmup_steps: In how many steps the rate rises to what it is.
-            r: The weight of a step in the mean is its number to this power.
-            weight_lr_power: The same weight is multiplied by the largest rate so far to this power.
+            momentum: Decay factor of the running mean or sum of gradients.
+            weight_decay: Strength of the weight decay; 0 for none.
+            warmup_steps: Number of steps in which the rate rises to `lr`.
+            r: The weight of a step in the mean is the number of the step to this power.
+            weight_lr_power: The weight of a step is multiplied by the largest rate so far to this
+                power.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

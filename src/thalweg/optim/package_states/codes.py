@@ -42,9 +42,9 @@ class Codes:
         return self.table[self.indices.int()] * scales
 
     def records(self, codec: str) -> Tensor | None:
-        """Return the numbers as an encoded slot of this package's `codec`.
+        """Return the numbers as an encoded slot (uint8), or None if `codec` has another format.
 
-        Return None if the codec has another table or block size.
+        `codec` names an 8-bit encoding of this package. Its table and block size must be equal.
         """
         if self.block != _BLOCK or not _is_map_of(self.table, codec):
             return None

@@ -61,8 +61,8 @@ def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list
     """Return the package that wrote each group; return None if any group is of no known package.
 
     Args:
-        kinds: Optional. The class name of each group's optimizer here. If several packages match a
-            group, a package whose states this class can load has priority.
+        kinds: Optional. The class name in `thalweg.optim` of each group. Of several matching
+            packages, the first whose states this class can load has priority.
     """
     packages: list[Package | None] = []
     for group_index, group in enumerate(saved_state["param_groups"]):
@@ -284,10 +284,10 @@ def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[s
 def _convert_slot(
     optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes
 ) -> Tensor:
-    """Return `value`, a slot, encoded in the codec of the optimizer's slot `name`.
+    """Return `value`, the slot `name` of another package, in the optimizer's encoding.
 
-    Without a codec, return `value` decoded; the loader casts it later. Add to `member.report` if
-    the codec or the later cast rounds. Raise CheckpointMismatchError for an encoded DTensor slot.
+    If the optimizer does not encode the slot, return decoded numbers, which the loader casts later.
+    Record rounding in `member.report`. Raise CheckpointMismatchError for an encoded DTensor slot.
     """
     slot = next((slot for slot in rule.slots if slot.name == name), None)
     member.report.exact[name] = ""

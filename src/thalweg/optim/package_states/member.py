@@ -129,7 +129,7 @@ class Member:
         """Return the entry or option `name`, a list of `count` items.
 
         Raises:
-            CheckpointMismatchError: `name` is missing, or not such a list.
+            CheckpointMismatchError: `name` is missing, or not a list of `count` items.
         """
         value = self.read(name)
         if not isinstance(value, list | tuple) or len(value) != count:  # pyright: ignore[reportUnknownArgumentType]

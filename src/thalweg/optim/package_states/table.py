@@ -72,7 +72,7 @@ def _option(name: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
 
 
 def _number_option(name: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
-    """Return a converter of an option that may be a tensor there, or None for 0."""
+    """Return a converter of a number that may be a tensor in the package, or None for 0."""
 
     def convert(value: Any, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: number} for a value."""
@@ -88,7 +88,7 @@ def _zeros(member: Member) -> Tensor:
 
 
 def _or_zeros(name: str) -> Callable[[Member], Tensor]:
-    """Return the reader of a slot that is absent or None, and then zeros, if beta1 is 0."""
+    """Return a function `read(member)` that reads a slot, or zeros if it is absent or None."""
     return lambda m: _zeros(m) if m.entries.get(name) is None else m.tensor(name)
 
 
@@ -96,7 +96,7 @@ def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
     """Return a function `read(member)` that reads slot `slot_index` of bitsandbytes."""
 
     def read(member: Member) -> Tensor | Codes:
-        """Return the slot as `Codes` if quantized, else as a tensor; report a lost `max_unorm`."""
+        """Return the slot as `Codes` if quantized, else as a tensor; report `max_unorm` as lost."""
         name = f"state{slot_index}"
         wrapped: Mapping[str, Any] | None = member.entries.get(_WRAPPED)
         values = {**member.entries, **(wrapped if isinstance(wrapped, Mapping) else {})}
@@ -222,7 +222,7 @@ def _keys(*names: str) -> frozenset[str]:
 def _bitsandbytes(
     name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
 ) -> list[Package]:
-    """Return two packages for a class of bitsandbytes, one for each form of its states.
+    """Return a `Package` for each of the two forms of states of a bitsandbytes class.
 
     Slots are entries of a parameter's state in one form. In the other form, slots are in a nested
     dict under the key `_WRAPPED`.
