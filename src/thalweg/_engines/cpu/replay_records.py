@@ -59,7 +59,7 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
 
     Args:
         chunks: The chunks that a kernel reads, whose lengths may be 0.
-        full: The chunks with all lengths, in the order of tensors.
+        full: The same chunks with their full lengths, in the order of tensors.
         member: The index of the tensor.
 
     Returns:
