@@ -326,7 +326,7 @@ class Rule:
                 )
 
     def _check_measures(self) -> None:
-        """Raise RuleError if `measures` is invalid, or a function for measures or slots is missing.
+        """Raise RuleError for invalid `measures`, or if no function reads measures or slots.
 
         A `per_variable` without measures and scalar slots raises, too.
         """

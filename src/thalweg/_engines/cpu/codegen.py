@@ -314,7 +314,7 @@ def _update_chunk(element: Element) -> list[str]:
 
 
 def _gains_by_prefetches(element: Element) -> bool:
-    """Return True if prefetches make an update faster: if it writes a copy, or if it is slow.
+    """Return True if prefetches make an update faster: if it writes a 16-bit copy, or is slow.
 
     A slow update has over two tensors, and divides or calls functions in `_SLOW`.
     """

@@ -178,7 +178,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that stores the expression `value` as element `i` of a stream."""
+        """Return a statement that stores expression `value` as element `i` of tensor `stream`."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"

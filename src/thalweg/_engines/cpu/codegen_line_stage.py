@@ -36,7 +36,8 @@ def KERNEL_NAME(argument):
         {lines}
 """
 # The order of `join_pairs`, for `outer` groups of `count` tiles with `inner` results each. The
-# kernel does not set the processor's flag, so that `kept` flushes denormal results itself.
+# kernel does not set the processor's flag, so that `kept` flushes denormal results itself. The
+# addition of 0.0 turns -0 into +0, as in `combine_tiles`.
 _COMBINE = """
 def kept(number):
     return {number}
@@ -188,7 +189,7 @@ class LineStageKernel:
         return lines
 
     def _run_stage(self, number: int, stage: FusedStage) -> list[str]:
-        """Return lines that compute a fused stage for one matrix."""
+        """Return lines that compute a stage, a function of row and column vectors, per matrix."""
         formula = read_stage(self._rule, stage)
         sizes = "rows", "columns", "matrices * rows * columns"
         inputs = {**self._scalars, **dict(zip(SIZES, sizes, strict=True))}

@@ -172,7 +172,7 @@ class Elements(Sweep):
         return lines
 
     def gather(self, elements: int) -> list[str]:
-        """Return lines that copy up to `elements` numbers of each stream to scratch memory.
+        """Return lines that copy up to `elements` numbers of each tensor to scratch memory.
 
         The copy is in row-major order, and begins with element `start`. Pointer `p{k}` is set so
         that `p{k}[start]` is this element. At run time, the lines do nothing for a tensor in

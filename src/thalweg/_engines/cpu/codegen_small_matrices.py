@@ -66,7 +66,7 @@ _ROUND_TRIP = {
     kind: STORAGE[kind].load.format(STORAGE[kind].save) for kind in ("float16", "bfloat16")
 }
 
-# The tree of `lines.combine_tiles`, as far as a block of a power of two goes.
+# The tree of `row_column_reductions.combine_tiles` within a block, whose length is a power of two.
 _COMBINE = """
 left = count
 while left > 1:
@@ -402,7 +402,7 @@ class SmallMatrixKernel:
             yield position, *divmod(position, self._sides[1])
 
     def _measure(self, position: int, measures: list[Measure]) -> list[str]:
-        """Append lines to `_parts` that compute a group of measures for each matrix.
+        """Append lines to `_parts` that compute a group of measures (reductions) for each matrix.
 
         Args:
             position: The index of the group, a part of names.
@@ -429,6 +429,7 @@ class SmallMatrixKernel:
             if measure.over != "variable":
                 line_values = Values(f"measured_{measure.makes}", measure.over)
                 self._vectors[measure.makes] = line_values
+                # The addition turns -0 into +0, as in `combine_tiles`.
                 lines += [
                     f"{line_values.at(k)} = {text} + 0.0" for k, text in enumerate(line_texts)
                 ]

@@ -229,7 +229,7 @@ class GuardTable:
         """Make `replay` return a difference if memory, shape, strides or dtype of a tensor changed.
 
         Values of elements are not compared. The table keeps the tensor alive. Return the index of
-        the tensor in the table, which is unchanged if the tensor was added before. Return None, and
+        the tensor in the table. A tensor that was added before keeps its index. Return None, and
         add nothing, if the tensor has more than five dimensions.
         """
         index = self._indices.get(id(tensor))
@@ -286,7 +286,7 @@ class GuardTable:
 
         Args:
             word: The index in `block` for the number of records. The next word gets the address.
-            rows: The words of each record. An int64 array is not copied.
+            rows: The words of each record. A contiguous int64 array is not copied.
             size: Bytes of a record.
         """
         records = np.ascontiguousarray(rows, np.int64).reshape(-1, size // 8)
@@ -311,7 +311,7 @@ class GuardTable:
             self._write_gradient_record(record, owner, param, grad, cell)
 
     def _write_kernels(self, contents: GuardedStep) -> None:
-        """Create the records of launches, programs, written memory and torch functions.
+        """Create the records of kernel launches, programs, written memory and torch functions.
 
         The functions detect tracing. Set the attribute `detects_tracing` to False if torch lacks
         one of them, else to True.
@@ -358,7 +358,7 @@ class GuardTable:
 
         Args:
             written_tensors: The tensors.
-            writer_indices: {id of a tensor: indices of the members that write it}.
+            writer_indices: {id of a tensor: indices in `GuardedStep.members` of its writers}.
         """
         rows: list[tuple[int, int, int]] = []
         for tensor in written_tensors:
@@ -429,7 +429,7 @@ class GuardTable:
         )
 
     def set_column(self, index: int, number: Any, expected: Any = None) -> None:
-        """Set the number that the next step writes to all elements of a column.
+        """Set the number that the next step writes to all elements of a column, an array.
 
         Args:
             index: The index of the column in `GuardedStep.columns`.

@@ -191,7 +191,7 @@ def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Gen
 
 
 def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
-    """Raise if another user owns a file or folder, or can write to it.
+    """Raise PermissionError if another user owns a file or folder, or can write to it.
 
     With `is_ancestor`, a folder with the sticky bit may be writable.
     """

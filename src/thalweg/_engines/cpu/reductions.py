@@ -255,6 +255,7 @@ def sums_of(
     """
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
+        # Formulas take a variable and a gradient; both are the tensor.
         pair_base = np.repeat(base, 2, axis=1)
         storage = (layout.STORAGE_NAMES[dtype],) * 2
         name = np.dtype(compute or layout.compute_dtype(dtype)).name

@@ -131,7 +131,7 @@ class SmallSweep(NamedTuple):
 
 
 class ShortGroup(Group):
-    """`Group` of variables with matrices of one small shape; its kernels also run the passes.
+    """`Group` of variables (members) with matrices of one small shape; kernels also run the passes.
 
     Attributes:
         plan: The sweeps of the rule.
