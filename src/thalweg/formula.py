@@ -326,7 +326,7 @@ class Rule:
                 )
 
     def _check_measures(self) -> None:
-        """Raise RuleError if `measures` is invalid, or a function for measures or slots is missing.
+        """Raise RuleError for invalid `measures`, or if no function reads measures or slots.
 
         A `per_variable` without measures and scalar slots raises, too.
         """
@@ -386,7 +386,7 @@ class Rule:
 
     @lazy
     def seen(self) -> tuple[str, ...]:
-        """Return the names of reductions and slots of rows, columns and variables in formulas."""
+        """Return the names of `vectors`, then the names of all measures in `passes`."""
         return (*self.vectors, *(measure.makes for measure in self._measures))
 
     @lazy
@@ -472,10 +472,10 @@ class Rule:
 
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
-        """Return the scalar slots that `prepare` reads and returns.
+        """Return the scalar slots that `prepare` reads and returns; no slots per optimizer.
 
-        Slots that are also parameters of a `per_variable` function are left out, and so are slots
-        per optimizer. Without any `per_variable`, return all scalar slots of variables.
+        Slots that are also parameters of a `per_variable` function are left out. Without any
+        `per_variable`, return all scalar slots of variables.
         """
         slots = [slot for slot in self.scalar_slots if slot.per is None]
         if not slots or not self.all_levels:
@@ -557,9 +557,7 @@ def _namespace(*values: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """Return the square root of x, correctly rounded for NumPy values and tensors of float32 and
-    float64.
-    """
+    """Return the square root of x, correctly rounded for float32 and float64."""
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
         return widened(x).sqrt().to(x.dtype)
     if isinstance(x, torch.Tensor) and x.dtype is torch.float64 and _has_host_memory(x):
@@ -598,12 +596,12 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """Return the larger of two; NaN if either is."""
+    """Return the larger of two numbers; NaN if either is NaN."""
     return where((a > b) | (a != a), a, b)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """Return the smaller of two; NaN if either is."""
+    """Return the smaller of two numbers; NaN if either is NaN."""
     return where((a < b) | (a != a), a, b)
 
 

@@ -104,9 +104,9 @@ def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True
     The work is divided into slices. A call runs one slice after another until no slice is left.
 
     Args:
-        setup: Lines that assign the variables `slices`, a count, and `flush`, 0 or 1.
+        setup: Lines that assign `slices`, the number of slices, and `flush`, 0 or 1.
         slice_lines: Lines that run the slice with the index `ticket`.
-        flushes: True for a kernel that flushes denormals if `flush` is 1.
+        flushes: True for a kernel that treats denormals as zero if `flush` is 1.
     """
     return fill(
         _KERNEL,
@@ -146,7 +146,7 @@ def name_kernel(
 
 
 class Element:
-    """Writer of kernel lines that update element `i`; tensor k of the update is at pointer `p{k}`.
+    """Writer of kernel lines that update element `i`. Pointer `p{k}` is for tensor k of the update.
 
     Args:
         compute: The type of the arithmetic, "float32" or "float64".
@@ -177,8 +177,8 @@ class Element:
         """Return lines that load an element's inputs, compute the formula, and store the results.
 
         Args:
-            vectors: {scalar: expression of the scalar for element `i`}, for scalars that differ
-                between rows or columns. By default, the lines read the scalars from vectors.
+            vectors: {parameter: expression}, for parameters with a number per row or column. The
+                expression is the number at element `i`. By default, `read_vectors` writes it.
         """
         update = self.update
         reads = [
@@ -248,7 +248,7 @@ def write_kernel(
     """Return a kernel that runs `elements` for each chunk, a range of elements.
 
     Args:
-        element: The writer of an element. Its scalars, type, functions and pointers are used.
+        element: The writer that provides the scalars, type, functions and pointers of the kernel.
         elements: Lines that update the elements of a chunk.
         kind: The first letter of the kernel's name.
         setup: Lines that run once, before all chunks.
@@ -269,8 +269,8 @@ def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
     """Return {name: source} of two kernel functions for a variable with a 16-bit copy.
 
     `saturated(value)` clamps a number to the range of the copy's dtype. `resumed(value, bits, one)`
-    returns `value`, the variable's number, if rounding `value` gives `bits`, the copy's number.
-    If the rounded number differs, it returns the copy's number.
+    compares a variable's number with `bits`, the copy's number. It returns `value` if `value`
+    rounds to `bits`. Otherwise it returns the copy's number.
 
     Args:
         kind: The storage type of the copy.
@@ -294,7 +294,7 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 def _update_chunk(element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length - 1` of a chunk.
 
-    For slow updates, and updates that write a copy, the lines also prefetch memory.
+    If `_gains_by_prefetches` returns True, the lines also prefetch memory.
     """
     storage, distance = element.update.storage, tuning().prefetch
     if not distance or not _gains_by_prefetches(element):
@@ -314,9 +314,9 @@ def _update_chunk(element: Element) -> list[str]:
 
 
 def _gains_by_prefetches(element: Element) -> bool:
-    """Return True for an update that writes a copy, or of over two tensors with slow operations.
+    """Return True if prefetches make an update faster: if it writes a 16-bit copy, or is slow.
 
-    Slow operations are divisions and functions in `_SLOW`.
+    A slow update has over two tensors, and divides or calls functions in `_SLOW`.
     """
     # The processor does not fetch lines ahead that are only written, such as those of a copy.
     if element.update.copy or len(element.update.storage) <= 2:

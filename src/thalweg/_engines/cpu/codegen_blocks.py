@@ -143,7 +143,7 @@ class _Element(Element):
         return super().define_functions() + "\n" + "\n\n".join(functions) + "\n"
 
     def point_at_chunk(self) -> list[str]:
-        """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
+        """Return lines that set `at{k}` to the address of the chunk in tensor k, for each k.
 
         For an encoded tensor, the lines also reserve an array `p{k}` for decoded numbers.
         """
@@ -178,7 +178,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that stores a number, converted as the tensor's storage requires."""
+        """Return a statement that stores expression `value` as element `i` of tensor `stream`."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
@@ -226,9 +226,10 @@ def _is_decoded_inline(codec: Codec) -> bool:
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """Return loops over blocks of encoded slots; `template` is filled for each slot in `coded`.
+    """Return loops over blocks of encoded slots; `coded` is {slot: codec}.
 
-    Slots with equal block lengths share a loop. Its variable `part` is a block's first element.
+    Slots with equal block lengths share a loop, with the lines of `template` for each slot. Its
+    variable `part` is the index of a block's first element.
     """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.
@@ -257,13 +258,12 @@ def _fill(template: str, coded: Coded) -> list[str]:
 
 
 def _begin_chunk(update: TracedUpdate) -> list[str]:
-    """Return lines that assign the variables needed to draw a chunk's random bits and dithers.
+    """Return lines that prepare the random bits and dithers (rounding offsets) of a chunk.
 
-    `origin` is the position of the chunk's first element; the table has the address of the
-    positions of all chunks. For random bits, the lines read `step`, `key_low` and `key_high` from
-    scalars, and `number`, the index of the variable in the optimizer, from the table; they reserve
-    an array `words{k}` for each `k`, the `stream` argument of `philox.draw_bits`. For encoded slots
-    they fill an array with two periods of dithers, so that reads need not wrap.
+    `origin` is the position of the chunk's first element. For random bits, the lines load `step`,
+    `key_low`, `key_high`, and `number`, the index of the variable in the optimizer. They also
+    reserve an array `words{k}` for each `k`, the `stream` argument of `philox.draw_bits`. For
+    encoded slots, they fill an array with two periods of dithers, so that reads need not wrap.
     """
     lines: list[str] = []
     if update.random_streams or update.written_blocks:
@@ -298,10 +298,10 @@ def _point_at_elements(update: TracedUpdate) -> list[str]:
 def draw_for(streams: Mapping[int, int]) -> list[str]:
     """Return lines that draw random bits for `count` elements of a chunk, from element `begin` on.
 
-    Pointers `drawn{index of a tensor}` are set to the bits of element `begin`.
+    The lines set pointer `drawn{j}` to the bits of element `begin` of tensor j.
 
     Args:
-        streams: {index of a tensor: k}, where `words{k}` is the array for the tensor's bits.
+        streams: {index j of a tensor: index k of the array `words{k}` that receives its bits}.
     """
     indices, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
     round_lines = _fill_round(_PRODUCTS, indices) + _fill_round(_WORDS, indices)

@@ -1,4 +1,4 @@
-"""Loops of CPU kernels whose formulas read vectors over rows and columns."""
+"""Loops of CPU kernels whose formulas read vectors, which have a number per row or column."""
 
 from __future__ import annotations
 
@@ -90,12 +90,13 @@ def loop_over_rows(element: Element, first: str, count: str) -> list[str]:
 
 
 def _loop_over_short_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop that updates `LANES` elements at a time, if rows have up to `SHORT` elements.
+    """Return a loop that updates `LANES` elements at a time, in tensors with short rows.
 
-    Each iteration first copies the vectors' numbers to arrays with one number per element.
+    At run time, it does nothing if rows have over `SHORT` elements. An iteration first copies the
+    vectors' numbers to arrays with one number per element.
 
     Args:
-        first_vector: The expression of an index of `base`, where the first vector's address is.
+        first_vector: The expression of an index in `base`, at which the first vector's address is.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {
@@ -120,7 +121,7 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
 
 
 def _loop_over_long_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop, row by row, over the elements that the loop over short rows has left."""
+    """Return a loop, row by row, over the elements that `_loop_over_short_rows` has left."""
     fmt = STORAGE[element.compute]
     templates = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
@@ -144,9 +145,9 @@ def spread_name(vector: str) -> str:
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
     """Return kernel lines that copy vectors to arrays with one number for each element.
 
-    The kernel must have set `start`, the index of the first element, `line`, the element's row, and
-    `rows` and `columns`, the sides of a matrix. The kernel must have reserved the arrays (see
-    `spread_name`). The lines change `line`.
+    The kernel must have set `start`, the index of the first element; `line`, the row of this
+    element; `rows` and `columns`, the sides of a matrix. It must have reserved the arrays, named by
+    `spread_name`. The lines change `line`.
 
     Args:
         pointers: {vector: expression of a pointer to its numbers}. A name begins with "row" or

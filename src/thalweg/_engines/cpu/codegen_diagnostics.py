@@ -74,14 +74,14 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
     """Return the kernel of an update in float32 that also computes diagnostics.
 
     Args:
-        update: The update of an element; `can_diagnose` returns True for it.
-        stage_count: The number of stages applied to a gradient before it is measured.
+        update: An update for which `can_diagnose` returns True.
+        stage_count: The gradient is measured after this number of `update.stages`.
         momentum: The index of the momentum among the update's tensors; None without momentum.
         sign: -1 if the momentum averages negative gradients, else 1.
 
     Returns:
-        The kernel. For each chunk it writes the numbers of `MEASURED`, except sums of a missing
-        momentum.
+        The kernel. For each chunk it writes the numbers of `MEASURED`. Without momentum, it writes
+        no sums of the momentum.
     """
     element = Element(update.traced, "float32")
     quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
@@ -176,8 +176,8 @@ def _keep(name: str, value: str) -> list[str]:
 def _scale(name: str) -> list[str]:
     """Return lines that set `scale_{name}`, a power of two, and `undo_{name}`, its inverse.
 
-    Products with `scale_{name}` bring the numbers of a block near 1. The lines also set
-    `{name}_max` to the larger of `{name}_max` and the block's peak.
+    Products with `scale_{name}` bring the numbers of a block near 1. The lines also raise
+    `{name}_max` to the peak of the block, if the peak is larger.
     """
     return [
         _largest(f"{name}_max", f"{name}_peak"),

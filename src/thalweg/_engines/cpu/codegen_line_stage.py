@@ -1,7 +1,8 @@
 """Source of kernels that run between two sweeps (traversals of variables) in a replayed step.
 
-A sweep reduces rows and columns of matrices. A kernel combines the tile results of a sweep, and
-computes the following fused stages. Results equal those of `TileMeasures` and `matrix_batches.py`.
+A sweep reduces rows and columns of matrices by tiles (parts of a matrix). A kernel combines the
+results of the tiles, and computes the following fused stages. Results equal those of `TileMeasures`
+and `matrix_batches.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def KERNEL_NAME(argument):
         {lines}
 """
 # The order of `join_pairs`, for `outer` groups of `count` tiles with `inner` results each. The
-# kernel does not set the processor's flag, so that `kept` flushes denormal results itself.
+# kernel does not set the processor's flag, so that `kept` flushes denormal results itself. The
+# addition of 0.0 turns -0 into +0, as in `combine_tiles`.
 _COMBINE = """
 def kept(number):
     return {number}
@@ -88,11 +90,11 @@ class LineStage:
 
     @property
     def words(self) -> list[str]:
-        """Names of the columns of the kernel's table, which has a row of integers per variable.
+        """Names of the integers that the kernel's table has for each variable, in order.
 
-        The first columns are `SIZE_WORDS`. Further columns have addresses: "tiles0", ... of the
-        results of tiles; "result_..." of measures; "vector_..." of vectors that elementwise
-        formulas read; "slot_..." of slots.
+        The first are sizes, `SIZE_WORDS`. The others are addresses: "tiles0", ... of tile results;
+        "result_..." of measures; "vector_..." of vectors for elementwise formulas; "slot_..." of
+        slots.
         """
         measures = [x for x in (*self.rule.passes, *self.measures) if isinstance(x, Measure)]
         return [
@@ -169,7 +171,7 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine the tile results of a measure.
+        """Return lines that combine the tile results of the measure with the index `number`.
 
         If formulas read the measure as a vector, the lines also copy the result to the vector.
         """
@@ -187,7 +189,7 @@ class LineStageKernel:
         return lines
 
     def _run_stage(self, number: int, stage: FusedStage) -> list[str]:
-        """Return lines that compute a fused stage for one matrix."""
+        """Return lines that compute a stage, a function of row and column vectors, per matrix."""
         formula = read_stage(self._rule, stage)
         sizes = "rows", "columns", "matrices * rows * columns"
         inputs = {**self._scalars, **dict(zip(SIZES, sizes, strict=True))}

@@ -132,7 +132,7 @@ class Elements(Sweep):
     """Writer of the parts of a kernel that reduces formulas over elements."""
 
     def point_at_leaf(self) -> list[str]:
-        """Return lines that set `p{k}`, for each tensor k, to the first number of the leaf.
+        """Return lines that set pointer `p{k}` to the leaf's first number in tensor k, for each k.
 
         For an encoded slot, `p{k}` points at scratch memory, and `records{k}` is the address of the
         leaf's codes.
@@ -172,11 +172,11 @@ class Elements(Sweep):
         return lines
 
     def gather(self, elements: int) -> list[str]:
-        """Return lines that copy up to `elements` numbers of each stream to scratch.
+        """Return lines that copy up to `elements` numbers of each tensor to scratch memory.
 
-        The copy begins with element `start`, in row-major order. The pointer `p{k}` is set so that
-        `p{k}[start]` is the first number of the copy. At run time, the lines do nothing for a
-        tensor in row-major order.
+        The copy is in row-major order, and begins with element `start`. Pointer `p{k}` is set so
+        that `p{k}[start]` is this element. At run time, the lines do nothing for a tensor in
+        row-major order.
         """
         copy: list[str] = []
         point: list[str] = []
@@ -228,7 +228,7 @@ class Elements(Sweep):
         return [*lines, f"return {self._list_names('v')}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
-        """Return lines that assign a measure of element i to `v{index}`."""
+        """Return lines that compute measure `index` of element i, and assign it to `v{index}`."""
         # A measure is inlined: a function each would double the time to compile.
         is_like_update = self.are_like_update[index]
         letter, kind = ("n", STAGE_LITERAL) if is_like_update else ("w", "float64")

@@ -15,10 +15,10 @@ from thalweg._engines.cpu.codegen_reduction import ReductionText
 from thalweg._engines.reduction_order import LANES
 from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
 
-# How many rows are added up at once, where they are long, and over how many tiles of a row: columns
-# are then read and written once for all of them. What pays is to read memory in its order: a cache
-# fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
-# long where the nearest cache does not hold what there is of all columns.
+# Long rows that are added at once, and tiles of a row that are reduced at once. Partial results of
+# columns are then read and written once for all rows. Memory is read in its order, because caches
+# fetch ahead within a row, but not into the next row, nor if short rows take turns. Rows are long
+# if the nearest cache cannot hold the arrays with a number per column.
 _ROWS_AT_ONCE, WIDE = 4, 4
 _CACHE_BYTES = 28 << 10
 _HALF = LANES // 2
@@ -135,7 +135,7 @@ def _reduce_short_tile(
         name: The suffix of the names of arrays and sums.
 
     Returns:
-        Lines before the rows, for one row, and after the rows.
+        (lines before the loop over rows, lines for one row, lines after the loop).
     """
     values = [f"value{name}_{j}" for j in range(columns)]
     sums = [f"sum{name}_{j}" for j in range(columns if reduction.has_columns else 0)]
@@ -211,8 +211,8 @@ class _LongTile:
 
         Args:
             rows: The number of rows that are added at once.
-            upper: True if element `i` is in the right half of the tile. The lines then add the
-                element to the row's partial result of element `i - half`.
+            upper: False if element `i` is in the left half of the tile: it begins a partial result
+                of the row. True if it joins the partial result that element `i - half` has begun.
         """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
@@ -274,8 +274,8 @@ def _add_rows(
     Args:
         sweep: The writer of an element.
         tiles: The writers of the reductions.
-        row_lines: Lines that load the number of row `line` from each vector over rows, and point at
-            the row's elements. Each assigns one name, which gets the suffix of a row.
+        row_lines: Assignments for the row `line`: of its number in each vector over rows, and of
+            pointers to its elements. They are repeated for each row, with a suffix of the names.
     """
     names = {line.split(" ")[0] for line in row_lines}
     lines, calls = list[str](), list[str]()

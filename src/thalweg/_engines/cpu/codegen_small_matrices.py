@@ -66,7 +66,7 @@ _ROUND_TRIP = {
     kind: STORAGE[kind].load.format(STORAGE[kind].save) for kind in ("float16", "bfloat16")
 }
 
-# The tree of `lines.combine_tiles`, as far as a block of a power of two goes.
+# The tree of `row_column_reductions.combine_tiles` within a block, whose length is a power of two.
 _COMBINE = """
 left = count
 while left > 1:
@@ -82,10 +82,10 @@ target[first // {lanes} * {width}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
-    """Return the column index of a pass in the kernel's table, which has a row per variable.
+    """Return the index of the column with the addresses of a pass's results in the kernel's table.
 
-    The column has the addresses of the pass's results. The columns of elementwise tensors, and of
-    slots of rows and columns, precede the columns of passes.
+    The table has a row per variable. The first columns are of elementwise tensors. Columns of row
+    and column slots follow, then the columns of passes.
 
     Args:
         storage: The storage type of each elementwise tensor.
@@ -207,7 +207,7 @@ class SmallMatrixKernel:
         self._vectors: dict[str, Values] = {}
         self._slot_values: dict[str, Values] = {}
         self._narrow_names: set[str] = set()  # names of vectors in the type of the update
-        # Whether denormals are flushed, and lines for matrix `lane`.
+        # Pairs: True if denormals are flushed, and lines for matrix `lane`.
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
@@ -319,7 +319,7 @@ class SmallMatrixKernel:
     # Memory
 
     def _read_slots(self) -> list[str]:
-        """Return lines that copy slots of rows and columns to stack arrays.
+        """Return lines that copy row and column slots from memory to stack arrays.
 
         Append lines that load the slots from the arrays. Add the loaded names to `_vectors`.
         """
@@ -336,7 +336,7 @@ class SmallMatrixKernel:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Return lines that store all row and column slots that stages have assigned."""
+        """Append lines that store new slots on the stack; return lines that copy them to memory."""
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
@@ -375,7 +375,7 @@ class SmallMatrixKernel:
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """Append lines that convert vectors to the update's type, and keep denormals.
+        """Append lines to `_parts` that convert vectors to the update's type, and keep denormals.
 
         Return {vector: names of the converted numbers}.
         """
@@ -402,7 +402,7 @@ class SmallMatrixKernel:
             yield position, *divmod(position, self._sides[1])
 
     def _measure(self, position: int, measures: list[Measure]) -> list[str]:
-        """Append lines that compute a group of measures for each matrix.
+        """Append lines to `_parts` that compute a group of measures (reductions) for each matrix.
 
         Args:
             position: The index of the group, a part of names.
@@ -429,6 +429,7 @@ class SmallMatrixKernel:
             if measure.over != "variable":
                 line_values = Values(f"measured_{measure.makes}", measure.over)
                 self._vectors[measure.makes] = line_values
+                # The addition turns -0 into +0, as in `combine_tiles`.
                 lines += [
                     f"{line_values.at(k)} = {text} + 0.0" for k, text in enumerate(line_texts)
                 ]
@@ -442,7 +443,7 @@ class SmallMatrixKernel:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Append the lines of a fused stage, and record which variables hold its results."""
+        """Append the lines of a fused stage to `_parts`. Record the variables with its results."""
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
@@ -467,7 +468,7 @@ class SmallMatrixKernel:
             (self._slot_values if name in kinds else self._vectors)[name] = values
 
     def _update_elements(self, update: TracedUpdate) -> None:
-        """Append the lines that update each element of a matrix."""
+        """Append lines to `_parts` that update each element of a matrix."""
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}
         self._definitions.append(use_update_type(element.define_functions()))
@@ -486,7 +487,7 @@ def use_update_type(text: str) -> str:
 
 
 def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:
-    """Return the passes in order; consecutive independent measures share a list."""
+    """Return the passes in order; consecutive measures that do not read each other share a list."""
     groups: list[FusedStage | list[Measure]] = []
     for rule_pass in passes:
         last_group = groups[-1] if groups else None

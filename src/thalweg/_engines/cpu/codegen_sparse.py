@@ -133,8 +133,8 @@ class _Row(Element, ABC):
     def write_entry_value(self, pointer: str) -> str:
         """Return an expression for element `i` of an entry, in the type of the arithmetic.
 
-        The expression applies the formulas of `Update.entries`. With formulas, it also rounds the
-        result to the type of the variable.
+        If `Update.entries` has formulas, the expression applies them, and rounds the result to the
+        type of the variable.
 
         Args:
             pointer: The name of the pointer to the entry.
@@ -167,10 +167,10 @@ class _SummedRow(_Row):
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
     def _sum_entries(self) -> list[str]:
-        """Return lines that point `gradient` at the sum of the row's entries, in scratch memory.
+        """Return lines that set pointer `gradient` to the sum of the row's entries.
 
-        If the row has one entry, `gradient` points at the entry itself. If entries are transformed
-        or converted, the lines always use scratch memory.
+        The sum is in scratch memory. If the row has one entry without transform and conversion,
+        `gradient` points at the entry itself.
         """
         var, grad = self.update.storage[:2]
         start = [f"gradient = {self.write_entry_address()}", _NEXT_ENTRY]

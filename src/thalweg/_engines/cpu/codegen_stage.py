@@ -26,10 +26,10 @@ class StageWriter(FormulaWriter):
         formula: The stage.
         prefix: The beginning of the names of intermediate values.
         literal: As for `FormulaWriter`.
-        inputs: {parameter: its text for the row or column `LINE`}.
-        counts: {axis: the number of rows or columns}. A number is an expression, or an integer to
-            unroll the loops.
-        scratch: If counts are expressions: a pointer to memory for a number per row or column.
+        inputs: {parameter: expression of its value}. `LINE` stands for the index of a row or
+            column.
+        counts: {"row" or "column": number}. An integer unrolls loops; a text is an expression.
+        scratch: If counts are texts: a pointer to memory for a number per row or column.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def store_from_lanes(
 
 
 def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
-    """Return a loop over matrices for each column; a loop moves the numbers of a column.
+    """Return loops over matrices, one loop for each column, that move the column's numbers.
 
     Args:
         template: A statement that moves a number. The placeholders `lane` and `spare` are indices

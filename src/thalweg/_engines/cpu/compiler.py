@@ -110,7 +110,7 @@ class _Compiler:
         return self.code.builder
 
     def write_out(self, name: str, arguments: list[Value]) -> list[Value]:
-        """Write the body of the function `name` inline for arguments; return its result values."""
+        """Write a call of the source's function `name`, inlined; return the values it returns."""
         node, outer = self._functions[name], self._frame
         self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
         for parameter, value in zip(node.args.args, arguments, strict=True):
@@ -129,7 +129,7 @@ class _Compiler:
         """Store a value in the frame's variable `name`; create the variable if it is new.
 
         Raises:
-            TypeError: The variable has another kind in an outer block.
+            TypeError: The variable was created in another block, and has another kind.
         """
         names = self._frame.names
         variable = names.get(name)

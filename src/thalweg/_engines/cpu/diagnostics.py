@@ -70,10 +70,9 @@ class DiagnosedUpdate:
 def make_diagnosed_updates(
     groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return {id of a group: update with diagnostics, in place of the group}.
+    """Return {id(group): `DiagnosedUpdate`}: updates with diagnostics, in place of groups.
 
-    Groups with vectors over rows or columns, encoded slots, random rounding or float64 are left
-    out.
+    Groups with vectors over rows or columns, encoded slots, random rounding or float64 are missing.
 
     Args:
         measured_stages: The stages applied to gradients before they are measured.

@@ -191,7 +191,7 @@ class GuardTable:
         self._references.append(references)
 
     def _add_option(self, option: Any, numbers: Numbers) -> int:
-        """Copy a float or tuple of floats to `numbers`, now and in each replay.
+        """Copy an option, a float or tuple of floats, to `numbers`, now and in each replay.
 
         Return a number that stands for the option in a dictionary's record: -1 for the first option
         of the table, -2 for the second, and so on.
@@ -229,7 +229,7 @@ class GuardTable:
         """Make `replay` return a difference if memory, shape, strides or dtype of a tensor changed.
 
         Values of elements are not compared. The table keeps the tensor alive. Return the index of
-        the tensor in the table, which is unchanged if the tensor was added before. Return None, and
+        the tensor in the table. A tensor that was added before keeps its index. Return None, and
         add nothing, if the tensor has more than five dimensions.
         """
         index = self._indices.get(id(tensor))
@@ -242,13 +242,13 @@ class GuardTable:
         return index
 
     def has_recorded(self, places: Iterable[tuple[Tensor, int]]) -> bool:
-        """Return True if the tensors were recorded at the addresses that launches access.
+        """Return True if the records have the addresses that kernels use.
 
-        Another thread may have given a tensor other memory between the plan and `write_block`.
+        False means that another thread has given a tensor other memory before `write_block`.
 
         Args:
-            places: (tensor, address) pairs; tensors that were not added by `guard_tensor` are
-                skipped.
+            places: (tensor, address) pairs. Tensors that `guard_tensor` did not add are skipped.
+                For added tensors, the addresses of that time are compared, too.
         """
         for tensor, address in (*zip(self._tensors, self._addresses, strict=True), *places):
             index = self._indices.get(id(tensor))
@@ -285,8 +285,8 @@ class GuardTable:
         """Make the block refer to an array of records; return the array, which the table keeps.
 
         Args:
-            word: The index in `block` of the number of records, which the address follows.
-            rows: The words of each record. An int64 array is not copied.
+            word: The index in `block` for the number of records. The next word gets the address.
+            rows: The words of each record. A contiguous int64 array is not copied.
             size: Bytes of a record.
         """
         records = np.ascontiguousarray(rows, np.int64).reshape(-1, size // 8)
@@ -295,7 +295,7 @@ class GuardTable:
         return records
 
     def _write_tensors(self, gradients: Sequence[tuple[Tensor, Tensor | None, int]]) -> None:
-        """Create the arrays `records`, for guarded tensors, and `gradients`, for parameters.
+        """Set `records` and `gradients`, arrays with a record per guarded tensor and per parameter.
 
         Args:
             gradients: As in `GuardedStep`.
@@ -311,10 +311,10 @@ class GuardTable:
             self._write_gradient_record(record, owner, param, grad, cell)
 
     def _write_kernels(self, contents: GuardedStep) -> None:
-        """Create the records of launches, programs and written memory, and of torch's guards.
+        """Create the records of kernel launches, programs, written memory and torch functions.
 
-        Set the attribute `detects_tracing` to False if torch lacks a function that detects tracing,
-        else to True.
+        The functions detect tracing. Set the attribute `detects_tracing` to False if torch lacks
+        one of them, else to True.
         """
         launch_bytes = replay_block.LAUNCH_BYTES
         self.launches = self._set_table(replay_block.LAUNCHES, contents.launches, launch_bytes)
@@ -358,7 +358,7 @@ class GuardTable:
 
         Args:
             written_tensors: The tensors.
-            writer_indices: {id of a tensor: indices of the members that write it}.
+            writer_indices: {id of a tensor: indices in `GuardedStep.members` of its writers}.
         """
         rows: list[tuple[int, int, int]] = []
         for tensor in written_tensors:
@@ -404,9 +404,9 @@ class GuardTable:
     ) -> None:
         """Create the records of members, which are variables that count their own steps.
 
-        Record each member's gradient as present, with the `Member.spans`. A replay sets the lengths
-        of the spans' chunks to 0 to skip a member. Call `_write_tensors` before. For arguments see
-        `GuardedStep`.
+        Also write to the gradient records of members that gradients are present, and the
+        `Member.spans`. A replay uses the spans to skip a member. Call `_write_tensors` before. For
+        arguments see `GuardedStep`.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
@@ -429,7 +429,7 @@ class GuardTable:
         )
 
     def set_column(self, index: int, number: Any, expected: Any = None) -> None:
-        """Set the number that the next step writes to all elements of a column.
+        """Set the number that the next step writes to all elements of a column, an array.
 
         Args:
             index: The index of the column in `GuardedStep.columns`.
@@ -461,13 +461,13 @@ class GuardTable:
     def make_step_table(self, spans: Int64, rows: int) -> None:
         """Allocate an empty table of precomputed scalars, which `TABLED` replays read from now on.
 
-        A row of the table has the input registers of all scalar programs, then the number that each
-        column is filled with. The previous table is kept alive.
+        A row of the table has the input registers of all scalar programs. The number for each
+        column follows. The previous table is kept alive.
 
         Args:
             spans: (programs, 2): the address of a program's first input register, and the number of
                 its input registers.
-            rows: The largest number of rows; there is one for each coming step.
+            rows: The capacity of the table, one row for each coming step.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
         table = np.zeros(replay_block.TABLE_HEAD_BYTES // 8 + width * rows, np.int64)
@@ -610,11 +610,12 @@ class GuardTable:
                 in parts runs `MEASURE`, or `RUN_PASS` for each pass, and then `UPDATE`.
             end_calls: C functions that complete the step and return None. They run directly after a
                 replay without a difference.
-            flags: `replay_block.TABLED` and `replay_block.UNRECORDED`, or 0; `PREPARED` is added.
+            flags: `replay_block.TABLED` and `replay_block.UNRECORDED`, or 0. Callers leave out
+                `PREPARED`, which is added if `releases_lock` is True.
 
         Returns:
             0 if the step was replayed. Otherwise a constant of `replay_block` for the first
-            difference, such as `OTHER_TENSOR`; nothing was written then.
+            difference, such as `OTHER_TENSOR`; no variable and no state was written then.
         """
         if self._is_long:
             self._set_team()

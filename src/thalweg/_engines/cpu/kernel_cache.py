@@ -29,7 +29,7 @@ def kernels_folder() -> Path:
 
 
 def _warn_once(error: OSError) -> None:
-    """Warn that kernels cannot be written, once per folder."""
+    """Warn, once per folder, that compiled kernels cannot be kept in the folder."""
     path = str(kernels_folder())
     if path not in _warned_paths:
         _warned_paths.add(path)
@@ -47,7 +47,7 @@ def _seal_code(name: str, code: bytes) -> bytes:
 
 
 def _read_code(name: str) -> bytes:
-    """Return the code in a file, b"" if it is missing, damaged or not readable."""
+    """Return the object code in the cache file `name`; b"" if it is missing or damaged."""
     if not private_directory.AVAILABLE:
         return b""
     try:
@@ -62,7 +62,7 @@ def _read_code(name: str) -> bytes:
 
 
 def _write_code(name: str, code: bytes) -> None:
-    """Write code to a file; warn if this fails."""
+    """Write object code to the cache file `name`; warn if this fails."""
     if not private_directory.AVAILABLE:
         return
     try:
@@ -74,7 +74,7 @@ def _write_code(name: str, code: bytes) -> None:
 
 
 def address_of(name: str, source: str, briefly: bool = False) -> int:
-    """Return the address of a generated function, from memory, the disk or LLVM.
+    """Return the address of a generated function, which is compiled if no cache has it.
 
     Args:
         name: The name of the function, with a hash of its source.
@@ -91,7 +91,7 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
 
 
 def _load_address(name: str, source: str, briefly: bool) -> int:
-    """Return the address of a kernel, loaded from a file. Without a file, compile and write one."""
+    """Load a kernel from its cache file, else compile it and write the file; return its address."""
     file = f"{name}.{digest(machine_code.target_digest())}.o"
     address = machine_code.link_kernel(name, _read_code(file))
     if address:

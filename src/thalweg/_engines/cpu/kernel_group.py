@@ -71,7 +71,7 @@ class Group:
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
     def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
-        """Set the attributes that depend on the members; return the tables of member tensors."""
+        """Set the attributes that depend on the members; return the `Streams` of their tensors."""
         streams = streams_of(request, members)
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
@@ -123,7 +123,7 @@ class Group:
     def line_sweep(
         self, measures: Any, stages: Stages, base: Int64, columns: Columns | None = None
     ) -> LineSweep:
-        """Return a `LineSweep` that will measure rows, columns or all elements of members.
+        """Return a `LineSweep`; its `run` measures rows, columns or all elements of members.
 
         Args:
             measures, stages: As in `Reduction`.
@@ -177,7 +177,7 @@ class Group:
         return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """Return the results of a reduction for each member, on the host; see `Reduction`."""
+        """Compute a reduction with the scalars in `columns`; return the results, on the host."""
         if reduction.kind == "peaks":
             with importing:
                 from thalweg._engines.cpu.reductions import table_peaks
@@ -207,7 +207,7 @@ class Group:
         }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
-        """Return a `Sweep` that will sum formulas over memory. Scalars are 0 until set.
+        """Return a `Sweep`; its `run` sums formulas over memory. Scalars are 0 until set.
 
         Args:
             formulas, stages: As in `Reduction`.

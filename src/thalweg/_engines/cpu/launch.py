@@ -84,7 +84,7 @@ def update_kernel(
     compute: type[np.floating],
     duplicates: Literal["sum", "successive"] | None = None,
 ) -> Compiled:
-    """Return the compiled kernel of an update, from memory, disk or LLVM.
+    """Return the kernel of an update; compile it if no cache has it.
 
     Args:
         duplicates: For sparse gradients, as in `codegen_sparse.generate_rows`; else None.

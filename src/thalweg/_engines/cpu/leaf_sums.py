@@ -8,7 +8,7 @@ from __future__ import annotations
 def add_pairwise(numbers, count, step):
     """Return the sum of `count` numbers in the order of `reduction_order.Tree`; 0 for none.
 
-    `step` is the distance of two numbers in the array. Partial sums overwrite the numbers.
+    `step` is the distance between two numbers in the array. Partial sums overwrite the numbers.
     """
     while count > 1:
         half = count >> 1

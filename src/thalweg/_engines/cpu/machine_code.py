@@ -165,7 +165,7 @@ def link_kernel(name: str, code: bytes) -> int:
     """Load object code; return the address of the function `name`. This is not thread-safe.
 
     Args:
-        code: The bytes from `compile_kernel` for this `target_digest`, or b"".
+        code: Bytes from `compile_kernel`, of a process with an equal `target_digest`; or b"".
 
     Returns:
         The address, or 0 if there is no code or LLVM cannot load it here.

@@ -62,7 +62,7 @@ class Offsets:
 
 
 def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables:
-    """Return the offset tables of a layout."""
+    """Return the offset tables of a tensor with a shape and strides."""
     sizes, steps = _merge_dimensions(shape, strides)
     if not steps or steps == [1]:
         return _Tables(np.zeros(0, np.int32), np.zeros(0, np.int64), is_compact=True)
@@ -85,7 +85,7 @@ def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables:
 def _merge_dimensions(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[list[int], list[int]]:
-    """Return sizes and strides without dimensions of size 1, with mergeable dimensions merged."""
+    """Return (sizes, strides) without dimensions of size 1; merge neighbours without a gap."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(shape, strides, strict=True):

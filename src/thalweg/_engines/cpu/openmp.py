@@ -29,10 +29,7 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """Return torch's extension module as a library, through which OpenMP functions are found.
-
-    Return None if `GOMP_parallel` is not found.
-    """
+    """Return torch's extension module as a ctypes library; None if it lacks `GOMP_parallel`."""
     # Windows does not search linked libraries.
     with contextlib.suppress(OSError, AttributeError):
         runtime = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
@@ -65,13 +62,13 @@ def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
 
 
 class _Fork(threading.local):
-    """Thread-local flag: whether the team of this thread was dismissed before a fork."""
+    """Thread-local flag: True if the team of this thread was dismissed before a fork."""
 
     dismissed = False
 
 
 _fork = _Fork()
-# Whether this process was forked by a thread whose team could not be dismissed.
+# True if this process was forked by a thread whose team could not be dismissed.
 _has_lost_team = False
 
 

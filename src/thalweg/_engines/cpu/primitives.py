@@ -1,4 +1,4 @@
-"""LLVM code of the functions that kernels may call, on numbers and pointers.
+"""Functions that write the LLVM code of the operations that kernels may call.
 
 Imports `llvmlite.ir`; kernels loaded from the disk do not need this module.
 """
@@ -414,7 +414,7 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
-    """Return a bfloat16 as float32, with an 8-bit correction; 0, infinity and NaN get none."""
+    """Return a bfloat16 plus a signed 8-bit correction, as float32; 0, inf and NaN get none."""
     write = code.builder
     extended = write.zext(upper.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))

@@ -104,7 +104,7 @@ def write_file(directory: int, name: str, content: bytes) -> None:
 
 
 def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
-    """Open or create a folder; return (descriptor, path without links).
+    """Open or create each folder of a path; return (last descriptor, path without links).
 
     Raises:
         OSError: The path is relative, has too many links, or an ancestor is not safe.
@@ -138,7 +138,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def _read_link_target(name: str, directory: int, full: str) -> str | None:
-    """Return the target of a link. Return None for a file; raise if another user owns the link."""
+    """Return the target of a link; None for no link. Raise if another user owns the link."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Gen
 
 
 def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
-    """Raise if another user owns a file or folder, or can write to it.
+    """Raise PermissionError if another user owns a file or folder, or can write to it.
 
     With `is_ancestor`, a folder with the sticky bit may be writable.
     """

@@ -82,11 +82,12 @@ class MeasureLaunch:
         kernel: The kernel.
         rows: Scalars, from `scalar_rows`.
         elements: The number of elements that are measured.
-        begin: Words of the block before those of the scalars; the second is the number of slices.
-        end: Words of the block after those of the scalars.
+        begin: Words of the kernel's argument before the scalars; the second is the number of
+            slices.
+        end: Words of the argument after the scalars.
 
     Attributes:
-        address: The address of the block.
+        address: The address of the argument.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Sweep(MeasureLaunch):
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
-    """Return float64 scalars, (tensors, names). Return (1, names) if all scalars are numbers.
+    """Return scalars as a float64 array: (tensors, names), or (1, names) if all are numbers.
 
     Args:
         scalars: {name: scalar}: a number, or an array with one number for each tensor.
@@ -176,7 +177,7 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
 
 
 def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
-    """Return each tensor's largest magnitude, (tensors,) float64: NaN with a NaN, 0 if empty.
+    """Return each tensor's largest magnitude, (tensors,) float64; NaN propagates, empty gives 0.
 
     Args:
         column: The column of `work.base` with the addresses of the tensors' elements.
@@ -254,6 +255,7 @@ def sums_of(
     """
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
+        # Formulas take a variable and a gradient; both are the tensor.
         pair_base = np.repeat(base, 2, axis=1)
         storage = (layout.STORAGE_NAMES[dtype],) * 2
         name = np.dtype(compute or layout.compute_dtype(dtype)).name
@@ -274,7 +276,7 @@ def sums_of(
 
 
 def max_abs(tensors: Sequence[Tensor]) -> Float64:
-    """Return each tensor's largest magnitude, (tensors,) float64: NaN with a NaN, 0 if empty."""
+    """Return each tensor's largest magnitude, (tensors,) float64; NaN propagates, empty gives 0."""
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         chunk = choose_chunk_size(sum(sizes))

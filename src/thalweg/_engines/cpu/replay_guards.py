@@ -39,10 +39,10 @@ def lists_differ(block):
 
 
 def number_differs(block, py_object, number, sign):
-    """Copy the value of a float object to the pointer `number`, and check class, sign and size.
+    """Copy the value of a float object to the pointer `number`; return 1 for a difference, else 0.
 
-    Return 1 if the object is neither a float nor a NumPy float64, if its sign is not `sign` (-1, 0
-    or 1), or if its magnitude is not below MAX_OPTION; else 0. Signs are checked because, for
+    The object differs if its class is neither float nor NumPy's float64, if its sign is not `sign`
+    (-1, 0 or 1), or if its magnitude is not below MAX_OPTION. Signs are checked because, for
     example, a momentum of 0 selects another rule.
     """
     # The class of an object follows its reference count.
@@ -62,7 +62,8 @@ def number_differs(block, py_object, number, sign):
 def option_differs(block, py_object, option):
     """Copy the numbers of an option, a float or a tuple of floats, to the addresses in `option`.
 
-    Return 1 if a `number_differs`, or if the option is not a tuple of the recorded length; else 0.
+    Return 1 if `number_differs` returns 1 for a number. If a tuple was recorded, also return 1 for
+    an object that is no tuple of its length. Otherwise return 0.
 
     Args:
         py_object: The address of the option.
@@ -84,9 +85,9 @@ def option_differs(block, py_object, option):
 def entries_differ(block, record):
     """Compare the entries of a dictionary with its record, and copy the numbers of options.
 
-    Return 1 if number, order or identity of keys or values differ, else 0. A value is recorded as
-    its address; as 0 if any value is accepted; or as -1 - k if `option_differs` compares it with
-    record k of OPTIONS.
+    Return 1 if number, order or identity of keys or values differ, else 0. The record has a word
+    for each value: its address; 0 if any value is accepted; -1 - k if `option_differs` compares it
+    with record k of OPTIONS.
     """
     position, key, value = cell(), cell(), cell()
     dict_address, count, items = record[0], record[1], int64_pointer(record[2])
@@ -115,7 +116,7 @@ def entries_differ(block, record):
 def dicts_differ(block):
     """Compare all dictionaries of DICTS with their records, and copy the numbers of options.
 
-    Return 1 if an owner has another dictionary, or if `entries_differ`; else 0. Python gives a
+    Return 1 if an object has another `__dict__`, or if `entries_differ`; else 0. Python gives a
     dictionary a new, unique version at each change. While the version is unchanged, entries are not
     compared again, unless the dictionary has options.
     """
@@ -272,10 +273,10 @@ def set_enabled(gradient, enabled):
 
 
 def find_gradient(block, gradient, number):
-    """Store the address of the TensorImpl of a gradient, or 0, in the gradient's record; return 0.
+    """Store the address of a gradient's TensorImpl in the record `gradient`; return 0.
 
-    If the step has PAIRS, the gradient is read from item `number`, else from the parameter. The
-    TensorImpl is prefetched.
+    The address is 0 if there is no gradient. The gradient is read from item `number` of PAIRS. If
+    PAIRS is 0, it is read from the parameter. The TensorImpl is prefetched.
     """
     record = int64_pointer(gradient[OWNER])
     from_pair = block[PAIRS] != 0
@@ -440,8 +441,7 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    The caller checks gradients in PAIRS, which need functions of Python. TEAM_GRADIENTS is 0 if the
-    step has PAIRS, else the number of gradients.
+    If the step has PAIRS, the threads check no gradients: the caller must check them.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
@@ -478,9 +478,9 @@ def numbers_differ(block):
 def check_guards(block):
     """Compare all recorded objects with their records, until one differs.
 
-    Return 0, or the constant for the first difference, of the section "Differences" of
-    `replay_block.py`. Store the present numbers of options, and the addresses of gradients and
-    version counters, for the kernels.
+    Return 0, or a constant of the section "Differences" of `replay_block.py` for the first
+    difference. Store the present numbers of options, and the addresses of gradients and version
+    counters, for the kernels.
     """
     if lists_differ(block):
         return OTHER_LIST

@@ -28,7 +28,7 @@ from thalweg._engines.cpu.replay_guards import *
 def launch_all(block, table):
     """Run a table of kernels in order, each on the recorded number of threads; return 0.
 
-    `table` is an index in the block: of the number of launches, followed by the table's address.
+    `table` is the index in the block of two words: the number of launches, and their address.
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
@@ -89,9 +89,9 @@ def write_state_numbers(member):
 
 
 def set_scalars_of_member(member):
-    """Set the index of the row of scalars that the kernel of a member reads.
+    """Compute the row of scalars that the kernel of a member reads, and store the row's index.
 
-    A member is a variable that counts its own steps. A scalar program computes the row. If the
+    A member is a variable that counts its own steps. Its scalar program computes the row. If the
     program's last row has an equal step number and equal state numbers, that row is used. Return 1
     if Python would raise an error, else 0.
     """
@@ -320,8 +320,8 @@ def set_scalars(block):
 def run_kernels(block):
     """Run the kernels of PART: norms of gradients, a pass, or reductions of rules and the update.
 
-    Set STATUS to OUT_OF_RANGE and skip the update if the native code cannot compute the factor of a
-    norm, else to 0. MEASURE and RUN_PASS write only memory of the plan.
+    If the native code cannot compute the clip factor, skip the update, and set STATUS to
+    OUT_OF_RANGE. Otherwise set STATUS to 0. MEASURE and RUN_PASS write only memory of the plan.
     """
     part, block[STATUS] = block[PART], 0
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109

@@ -59,7 +59,7 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
 
     Args:
         chunks: The chunks that a kernel reads, whose lengths may be 0.
-        full: The chunks with all lengths, in the order of tensors.
+        full: The same chunks with their full lengths, in the order of tensors.
         member: The index of the tensor.
 
     Returns:
@@ -145,7 +145,9 @@ def rule_scalars_record(
     Args:
         sweep_record: The address of the leaves, which are the partial sums of measures; the number
             of variables; and the address of the number of leaves of each variable.
+        measures: The number of measures of a leaf.
         inputs: Scalars that the program reads, a row for each variable.
+        program: The record of the program.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.
         slot_registers: The register with the new value of each slot of a variable.

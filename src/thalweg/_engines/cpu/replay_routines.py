@@ -90,7 +90,7 @@ class _MethodDefinition(ctypes.Structure):
 
 @cache
 def _make_binder() -> Callable[[bytes, None], Any]:
-    """Compile the replay; return `PyCFunction_NewEx` of Python's C interface, bound to it."""
+    """Compile the replay; return a function that makes a built-in function for a block."""
     entry_function = _REPLAY_FUNCTION.replace("IN_BYTES", str(_IN_BYTES))
     address = _compiled_address(entry_function, *_KERNEL_FILES)
     method = _MethodDefinition(b"look", address, _FASTCALL, None)

@@ -14,26 +14,26 @@ PROGRAM = 144  # bytes of a record
 INPUT = 24  # bytes: a register, the address of its number, and the kind of that number
 
 # Words of a record.
-IN_FLOAT32 = 0  # whether powers are
-OPERATIONS = 1  # how many, and where
-REGISTERS = 3
-NAMES = 4  # how many scalars the kernel has, and where the register of each is listed
-ROWS = 6  # how many there are, and where the first one lies
-POWER = 8  # C's function
-STORED_FLOAT32 = 9  # whether the scalars are
-OF_PYTHON = 10  # whether numbers are Python's: powers are not flushed, and all scalars are finite
-INPUTS = 11  # registers that are loaded from memory before the operations: how many, and where
+IN_FLOAT32 = 0  # 1 if powers are computed in float32
+OPERATIONS = 1  # the number of operations, and the address of the first
+REGISTERS = 3  # the address of the first register
+NAMES = 4  # the number of the kernel's scalars, and the address of the indices of their registers
+ROWS = 6  # the number of rows of scalars, and the address of the first
+POWER = 8  # the address of C's power function
+STORED_FLOAT32 = 9  # 1 if the scalars are stored as float32
+OF_PYTHON = 10  # 1 for Python's arithmetic: powers are not flushed, and all scalars are finite
+INPUTS = 11  # registers loaded before the operations: their number, and the address of records
 # The state of a program that runs once for each step count; see `set_scalars_of_members` of
 # `replay_kernel.py`.
-LAST_ROW = 13  # the row that holds its latest scalars, or NONE
-LAST_STEP = 14  # the step count, float64, for which it made them
+LAST_ROW = 13  # the row with the latest scalars, or NONE
+LAST_STEP = 14  # the step count, float64, of the latest scalars
 ROW_COUNT = 15  # the address of the number of rows in use
-# Numbers of each variable that a step replaces: how many, and where the register of each new value
-# is listed. Their registers follow that of the step count.
+# Numbers of each variable that a step replaces: their count, and the address of the indices of the
+# registers with new values. The registers with old values follow that of the step count.
 STATE_NUMBERS = 16
 
-# What is done, to which three registers, where the result goes, and flags.
-OPERATION = 6  # words
+# Words of an operation: its code, the registers of three operands and of the result, flags.
+OPERATION = 6
 ROUNDS = 1  # flag: the result is rounded to float32
 MAY_BE_ANY = 2  # flag: the result may be discarded, so that it need not be finite
 

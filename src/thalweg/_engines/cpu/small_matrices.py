@@ -50,7 +50,7 @@ class SweepPlan(NamedTuple):
 
 @cache
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
-    """Return the sweeps of a rule, or None if `group_passes` returns None.
+    """Return the sweeps of a rule, or None if its passes cannot be grouped (`group_passes`).
 
     A sweep, one traversal of memory, ends before a pass or stage that reads a reduction over a
     whole variable. Each later sweep repeats all earlier passes over rows and columns.
@@ -73,7 +73,7 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
 
 
 def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
-    """Append `passes` to `sweeps` as a sweep if a pass is a measure over variables.
+    """Append `passes` to `sweeps` if one of them is a measure over variables.
 
     Return all passes over rows and columns, with which the next sweep begins.
     """
@@ -131,7 +131,7 @@ class SmallSweep(NamedTuple):
 
 
 class ShortGroup(Group):
-    """`Group` of variables with matrices of one small shape; its kernels also run the passes.
+    """`Group` of variables (members) with matrices of one small shape; kernels also run the passes.
 
     Attributes:
         plan: The sweeps of the rule.

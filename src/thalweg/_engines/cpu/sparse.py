@@ -102,7 +102,7 @@ class SparsePlan(RowsPlan):
         return [*calls, self._mark]
 
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
-        """Return [a call that updates the rows among the gradient's indices]; [] without values.
+        """Return [a call that updates the rows in the gradient's indices]; [] without values.
 
         Run the call before `_touched_calls` is called again; the plan reuses the call's argument.
         """

@@ -211,7 +211,7 @@ class RowsPlan(ABC):
         """Return values and indices in memory that kernels can read; copied only if necessary.
 
         Raises:
-            LayoutError: Another thread has replaced them since the gradient was validated.
+            LayoutError: Another thread has replaced values or indices since the validation.
         """
         values, indices = layout.as_packed(slices.values), layout.as_packed(slices.indices)
         self._values_address = values.data_ptr()
@@ -264,7 +264,7 @@ class RowsPlan(ABC):
 
         Raises:
             NotImplementedError: The kind is "measures".
-            LayoutError: The memory of the variable or the gradient was cut.
+            LayoutError: The memory of the variable or the gradient was replaced or freed.
         """
         drain(calls(self.memory_checks()))
         if reduction.kind == "peaks":

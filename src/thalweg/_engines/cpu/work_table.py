@@ -56,7 +56,7 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool, *results: int) -> int:
-        """Write `flush` and the address of `scalars` to a kernel's argument; return its address.
+        """Write `flush` and the address of `scalars` to the kernel's argument; return its address.
 
         The caller must keep `scalars` alive until the launch is done.
 
