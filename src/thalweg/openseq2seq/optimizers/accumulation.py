@@ -64,10 +64,10 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if a quick check shows that gradients can be added to sums.
+    """Return True if a quick check proves that gradients can be added to sums.
 
     The check requires contiguous host tensors. A gradient, target and sum must have one shape and
-    dtype; targets and sums must not overlap. Return False if `check_addable` must decide.
+    dtype; targets and sums must not overlap. After False, the caller must call `check_addable`.
     """
     spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):
