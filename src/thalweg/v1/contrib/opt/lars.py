@@ -101,7 +101,7 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return {name: scalar of `dtype`} of the rule, from {name: value} of hyperparameters.
 
-        For `_Group.ADAPTIVE`, `adaptive` is 1. For others, `adaptive` and `weight_decay` are 0.
+        In the group `ADAPTIVE`, `adaptive` is 1. In others, `adaptive` and `weight_decay` are 0.
         """
         # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
         # sparse kernels get float32 tensors, as in other optimizers.
