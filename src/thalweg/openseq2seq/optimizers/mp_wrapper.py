@@ -423,6 +423,7 @@ def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLoss
         return 1.0
     if isinstance(loss_scale, AutomaticLossScaler):
         return loss_scale
+    # OpenSeq2Seq ignores other types here, and raises an error in `compute_gradients`.
     if as_shipped:
         return loss_scale if isinstance(loss_scale, float) else None
     if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float | np.number):

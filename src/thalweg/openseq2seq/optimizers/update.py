@@ -136,6 +136,7 @@ def _update_by_override(
     Raise an error that occurs before `global_step` changes. Return a later error in the
     `StepResult`, because the step was taken; variables are set, and `calls` run, in this case, too.
     """
+    # After an error, a changed counter shows that `apply_gradients` took the step.
     step = global_step
     if step is None:
         step = torch.zeros((), dtype=torch.int64, device="cpu")
