@@ -53,7 +53,7 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
 def with_penalties(
     loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
 ) -> Any:
-    """Return a loss in float32 plus the penalties of weights.
+    """Return a callable or symbolic loss, like `loss`: in float32, plus the penalties of weights.
 
     In mixed precision, the penalties of float16 and bfloat16 weights are left to the optimizer. A
     symbolic loss also includes the collection REGULARIZATION_LOSSES of its graph.
@@ -63,9 +63,6 @@ def with_penalties(
         regularizer: `regularizer(weight)` returns a penalty or None. None adds no penalties.
         weights: The weights to penalize.
         is_mixed: True in mixed precision.
-
-    Returns:
-        A callable without arguments for a callable, a symbolic tensor for a symbolic tensor.
     """
     penalize = regularizer
     if penalize is not None and is_mixed:

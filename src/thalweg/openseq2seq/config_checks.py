@@ -207,7 +207,10 @@ def _explain_mismatch(
     label: str,
     error: object,
 ) -> str:
-    """Return a message: unknown and missing arguments, or else `error`; then accepted names."""
+    """Return a message that names unknown and missing arguments, and all accepted arguments.
+
+    Quote `error` if no argument is unknown or missing.
+    """
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
     kinds = {parameter.kind for parameter in parameters.values()}

@@ -29,7 +29,7 @@ class Accumulators(Staged):
         self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return a new list with the gradient sum of each target, a variable or float32 master.
+        """Return a new list: the gradient sum of each target (a variable or a float32 master).
 
         Missing sums are created, filled with zeros. The sums of the last targets are cached.
         """

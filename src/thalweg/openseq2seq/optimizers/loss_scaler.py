@@ -131,7 +131,7 @@ class LossScaler:
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
-        """Return one `Entry` per variable of the state, named `scope` plus the variable's name.
+        """Return one `Entry` (a named tensor) per variable of the state; names begin with `scope`.
 
         Raises:
             FailedPreconditionError: The variables are of a graph; save them with `Saver`.

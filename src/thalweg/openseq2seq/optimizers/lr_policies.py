@@ -350,7 +350,7 @@ def _build_warm_up(
 def _follow_formula(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
-    """Return the result of a policy: a callable, or in graph mode a tensor, of the global step.
+    """Return the result of a policy: a callable without arguments; in graph mode a tensor.
 
     Args:
         name: The name of the policy.

@@ -352,7 +352,7 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the `Loading` of the state and `extra_entries`; hold locks until the block ends."""
+        """Yield the checked state as a `Loading`, for `state.restore`; hold locks in the block."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
