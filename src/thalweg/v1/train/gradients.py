@@ -127,7 +127,7 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """Return a list with the gradient, or None, for each of `variables`, which are leaf tensors.
+    """Return a list with a gradient or None for each leaf tensor in `variables`.
 
     Call `torch.autograd.grad` in simple cases, else `tape.gradient`. `tape` has recorded the loss.
     """

@@ -195,7 +195,7 @@ class V1Replay(ReplayedApply):
 
         Args:
             cache: The plan cache; `cache.replay` is set to None if the replay is not usable again.
-            step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
+            step_args: (pairs, global step, hyperparameter values, or None if unread, transforms).
         """
         pairs, global_step, values, transforms = step_args
         self.read = None

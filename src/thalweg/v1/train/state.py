@@ -70,7 +70,7 @@ class State(TrackableSlots):
         """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
         In graph mode, the list has only variables of the default graph. In eager mode, it has only
-        eager variables; slots with restored values that do not exist yet are created first.
+        eager variables; missing slots whose values were restored are created first.
         """
         self._settle()
         graph = graph_of()

@@ -198,7 +198,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         """Decay one variable, then call the extended optimizer's hook; return the hook's result.
 
         Do not decay if the rule itself decays (`FUSED`), or if `decay_var_list` excludes the
-        variable. In graph mode, build operations that do both.
+        variable. In graph mode, build operations of decay and update.
         """
         values = self._values()
         subset = values["decay_var_list"] or [var]

@@ -244,7 +244,7 @@ class MonitoredSession:
                 self._close_session()
 
     def _close_session(self) -> None:
-        """Request a stop of the threads, wait for them, and close the session, if there is one.
+        """If there is a session, stop and join its threads, and close the session.
 
         The wait ends after the grace period. Threads that still run then are ignored. If the
         constructor finalized the graph, operations can be added again afterwards.

@@ -142,7 +142,7 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: Optional. A name other than "checkpoint" of the file.
+        latest_filename: Optional. A name other than "checkpoint" for the file.
 
     Returns:
         The prefix, which begins with the folder. None if the file `checkpoint` does not exist. If

@@ -342,7 +342,7 @@ class Walk:
                     )
 
     def _write_values(self) -> None:
-        """Write the values of eager variables in one commit; record those of graph variables."""
+        """Write values of eager variables in one commit; record values of graph variables."""
         values, targets = self._values, self._targets.values()
         pairs = [
             (Entry(values.name(node), variable), values.unused[node])
