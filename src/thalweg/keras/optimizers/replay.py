@@ -237,7 +237,7 @@ class KerasReplay(ReplayedApply):
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
         """Return True if the learning rate is unchanged since the last read.
 
-        Also return False if slots are sharded, or if there are gradient transformers.
+        Return False for sharded slots, and for an optimizer with gradient transformers.
         """
         rate = self._values.get(_RATE)
         return (
