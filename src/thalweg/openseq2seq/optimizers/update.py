@@ -134,7 +134,7 @@ def _update_by_override(
     """Call the overridden `apply_gradients`; then set variables to masters, and run `calls`.
 
     Raise an error that occurs before `global_step` changes. Return a later error in the
-    `StepResult`, because the step was taken; variables are set, and `calls` run, in this case, too.
+    `StepResult`, because the step was taken. Set variables and run `calls` in this case, too.
     """
     # After an error, a changed counter shows that `apply_gradients` took the step.
     step = global_step

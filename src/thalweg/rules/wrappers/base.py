@@ -136,7 +136,7 @@ def check_rate(rule: Rule, name: str) -> None:
 
 
 def check_share(name: str, value: float, highest: float | None) -> None:
-    """Raise unless `value` is in [0, `highest`]. If None, `value` must be positive and finite.
+    """Raise unless `value` is from 0 to `highest`; a `highest` of None accepts positive numbers.
 
     Raises:
         InvalidTypeError: The value is not a number.

@@ -151,8 +151,8 @@ def apply_if(condition: Any, apply: Callable[[], object]) -> Any:
 
     Args:
         condition: A symbolic bool, or True for an operation that is not in a branch.
-        apply: Builds and returns the operation. Its additions to the collection TRAIN_OP are
-            removed, since operations of a branch cannot be run alone.
+        apply: Builds and returns the operation. Additions to the collection TRAIN_OP are removed,
+            since operations of a branch cannot be run alone.
     """
     collection = _graph.get_default_graph().get_collection_ref(_graph.GraphKeys.TRAIN_OP)
     previous_ops = list(collection)

@@ -133,7 +133,7 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return a new session, restored from a checkpoint if it exists; see `prepare_session`.
 
-        In each case, run `local_init_op` if `ready_for_local_init_op` returns no names.
+        In both cases, run `local_init_op` if `ready_for_local_init_op` returns no names.
 
         Returns:
             (session, ready). `ready` is True if a checkpoint was restored and the session is ready.
