@@ -20,9 +20,8 @@ from thalweg.variable import name_of, tensor_of, to_tensor
 def get_session(op_input_list: Sequence[object] = ()) -> Any:
     """Return the session of graph mode; initialize `iterations` and hyperparameters in it.
 
-    The result is the running session, else the default session, else the session passed to
-    `set_session`. If none exists, create a session of the default graph, and store it for later
-    calls.
+    The result is the first that exists: the running session, the default session, the session
+    passed to `set_session`. If none exists, create a session, and store it for later calls.
 
     Args:
         op_input_list: Optional. Tensors and variables of a graph; the session must run this graph.

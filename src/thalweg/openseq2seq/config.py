@@ -53,19 +53,16 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
 def with_penalties(
     loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
 ) -> Any:
-    """Return a loss in float32 plus the penalties of weights.
+    """Return a callable or symbolic loss, like `loss`: in float32, plus the penalties of weights.
 
-    In mixed precision the optimizer adds the penalties of float16 and bfloat16 weights, not this
-    function. If the loss is symbolic, add the collection REGULARIZATION_LOSSES of the graph, too.
+    In mixed precision, the penalties of float16 and bfloat16 weights are left to the optimizer. A
+    symbolic loss also includes the collection REGULARIZATION_LOSSES of its graph.
 
     Args:
         loss: A callable without arguments, or a symbolic tensor.
         regularizer: `regularizer(weight)` returns a penalty or None. None adds no penalties.
         weights: The weights to penalize.
         is_mixed: True in mixed precision.
-
-    Returns:
-        A callable without arguments for a callable, a symbolic tensor for a symbolic tensor.
     """
     penalize = regularizer
     if penalize is not None and is_mixed:
@@ -88,11 +85,11 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """Return the variables that require a gradient, and all graph variables, as a list.
+    """Return a list of all graph variables, and of the torch tensors that require a gradient.
 
     Args:
-        variables: A module, (name, variable) pairs, or variables. Each variable of a module or
-            of a pair gets the name as an attribute.
+        variables: A module, (name, variable) pairs, or variables. Parameters of a module or of
+            pairs get their names for messages and checkpoints; a `Variable` keeps its name.
 
     Raises:
         TypeError: An item is not a variable.
@@ -196,10 +193,10 @@ class TrainingConfig:
     ) -> Any:
         """Return a training step, made by `optimize_loss`.
 
-        The loss is cast to float32, and the regularizer's penalties are added. In mixed precision
-        the loss lacks the penalties of float16 and bfloat16 variables: the optimizer adds gradients
-        of these penalties at the float32 masters. In graph mode the collection
-        REGULARIZATION_LOSSES of the graph is added to the loss, too.
+        The loss is cast to float32, and the penalties of the config's regularizer are added. In
+        mixed precision, penalties of float16 and bfloat16 variables change the gradients of the
+        float32 masters, but not the loss. In graph mode the loss also includes the collection
+        REGULARIZATION_LOSSES.
 
         Args:
             loss: A callable without arguments; in graph mode a symbolic tensor.
@@ -213,8 +210,8 @@ class TrainingConfig:
             model, global_step, all_reduce, summary_writer: See `optimize_loss`.
 
         Returns:
-            In eager mode a `TrainingStep`, or a `MicroBatchStep` that counts calls. In graph mode a
-            tensor for a session. A call or run takes a step and returns the loss before the step.
+            In graph mode a tensor. In eager mode a `TrainingStep`, or a `MicroBatchStep` that
+            counts calls. A run or call takes a step and returns the loss before the step.
 
         Raises:
             ValueError: There is nothing to train, or `optimize_loss` rejects a value.
@@ -276,9 +273,9 @@ def from_config(
         dataset_size: Examples in the data of all workers; needed with `num_epochs`.
         workers: The number of workers. By default 1; with `use_horovod`, the size of
             torch.distributed's default group if it is initialised.
-        as_shipped: True to reproduce defects of OpenSeq2Seq: see `optimize_loss`. In addition, an
-            `iter_size` above 1 raises without `use_horovod`, and the first batch alone makes an
-            update.
+        as_shipped: True to reproduce defects of OpenSeq2Seq: see `optimize_loss`. Also, an
+            `iter_size` above 1 raises without `use_horovod`, and the first update uses only the
+            first batch.
 
     Raises:
         ValueError: A key is missing or unknown, a value is invalid, a name of an optimizer, summary

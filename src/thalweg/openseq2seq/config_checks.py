@@ -37,7 +37,7 @@ _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEY
 
 @contextlib.contextmanager
 def of_key(key: str) -> Iterator[None]:
-    """Prefix messages of errors in the `with` block with a key of the config."""
+    """Return a context manager that prefixes error messages with a key of the config."""
     try:
         yield
     # The library's errors come first, to keep their classes: they derive from ValueError, too.
@@ -172,12 +172,12 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
 def check_call(
     function: Callable[..., object], arguments: Mapping[str, object], supplied: str, label: str
 ) -> None:
-    """Raise unless a function accepts the arguments; accept a function without a signature.
+    """Raise an error if a function does not accept keyword arguments from a config.
 
     Args:
-        function: The function, which will be called with keyword arguments.
+        function: The function. A function without a signature is not checked.
         arguments: The arguments of the config.
-        supplied: The name of a further argument, which the library adds.
+        supplied: The name of a further argument, which the library passes.
         label: The name of the function in messages.
 
     Raises:
@@ -207,7 +207,10 @@ def _explain_mismatch(
     label: str,
     error: object,
 ) -> str:
-    """Return a message that names unknown and missing arguments; `error` if there are none."""
+    """Return a message that names unknown and missing arguments, and all accepted arguments.
+
+    Quote `error` if no argument is unknown or missing.
+    """
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
     kinds = {parameter.kind for parameter in parameters.values()}

@@ -25,8 +25,8 @@ class MicroBatches:
 
     Args:
         iter_size: The number of batches per update.
-        short_first: True to update after the first batch alone, with the gradient divided by
-            `iter_size`, as in OpenSeq2Seq.
+        short_first: True to make the first update after the first batch. That batch's gradient
+            is divided by `iter_size`, as in OpenSeq2Seq.
     """
 
     def __init__(self, iter_size: int, short_first: bool = False) -> None:

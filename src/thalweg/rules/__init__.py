@@ -29,7 +29,7 @@ _KERAS = {
     "FTRL_POWER": "ftrl_power",
 }
 
-# What TensorFlow 1 computes otherwise, in tf.train and tf.contrib.opt; its gradient descent is SGD.
+# Rules of tf.train and tf.contrib.opt. TensorFlow 1's gradient descent is SGD, the rule of Keras.
 _V1 = {
     "HEAVY_BALL": "heavy_ball",
     "NESTEROV_BALL": "heavy_ball",

@@ -37,8 +37,8 @@ WEIGHT_DECAY = Rule(
 def with_decay(rule: Rule) -> Rule | None:
     """Return a copy of a rule that first decays the variable; results are cached.
 
-    The copy has a new hyperparameter `decoupled_decay`. If the rule already has `weight_decay`,
-    which changes the gradient, the copy keeps it.
+    The copy has a new hyperparameter `decoupled_decay`. A hyperparameter `weight_decay` of the
+    rule, which changes the gradient, stays.
 
     Returns:
         The new rule. None for a rule with `measures`, `levels`, `whole` or `before`: the caller

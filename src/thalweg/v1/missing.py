@@ -135,7 +135,7 @@ def not_provided(
 ) -> AttributeError:
     """Return the AttributeError for a name that a package lacks; the caller raises the error.
 
-    The message suggests the name's replacement, or else a similar existing name, or else
+    The message has the first hint that exists: the name's replacement, a similar existing name,
     `default_hint`.
 
     Args:

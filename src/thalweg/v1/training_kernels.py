@@ -208,7 +208,7 @@ def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
 
 
 def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
-    """Return {scalar of the rule: value} from {argument: value} of a call.
+    """Return {name in the rule: value} of the scalars in `arguments`, {argument: value}.
 
     Include the kernel's `constants`; leave out tensors and options. Raise InvalidArgumentError if a
     scalar has dimensions.

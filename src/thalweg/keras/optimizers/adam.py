@@ -67,10 +67,10 @@ class Adam(BuiltIn):
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the list of values that `set_weights` assigns.
+        """Return the values that `set_weights` assigns, from the values of its caller.
 
-        Leave out AMSGrad's slots if this optimizer lacks AMSGrad. Before the first step, warn and
-        return [] for a list of one value.
+        If `amsgrad` is False, values of AMSGrad's slots are left out. If this optimizer has no
+        weights yet and `weights` has one value, warn and return [].
         """
         # Keras drops AMSGrad's slots from lists of 3 n + 1 weights, and takes one weight for n = 0.
         if not self._weights and len(weights) == 1:

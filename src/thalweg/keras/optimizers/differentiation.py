@@ -83,7 +83,7 @@ class Differentiation:
     ) -> list[tuple[Any, Tensor]]:
         """Hook of `minimize`: return a list of (gradient or None, variable) pairs for a loss.
 
-        Arguments are those of `minimize`. If a callable loss has no tape, a new tape records it.
+        Arguments are those of `minimize`. Without `tape`, a new tape records a callable loss.
         Frozen variables are not watched.
         """
         refuse_no_variables(var_list)

@@ -18,8 +18,8 @@ _FIRST_HOOK = "_transform_unaggregated_gradients"
 def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
     """Apply gradients in a replica of a strategy; return the result of `apply_gradients`.
 
-    `aggregates` is True to sum gradients over replicas. Raise RuntimeError if the call is in the
-    scope of a strategy, but not in a replica.
+    `aggregates` is True to sum gradients over replicas. Raise RuntimeError for a call in the scope
+    of a strategy, but outside of a function that `Strategy.run` calls.
     """
     is_summed = aggregates and _is_summed(optimizer)
     reporting = distribute.report_errors(optimizer) if is_summed else contextlib.nullcontext()
@@ -89,8 +89,8 @@ def _sum_for_shards_of(
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
     """Sum gradients over the ranks for an optimizer with sharded slots.
 
-    Return ((summed gradient, variable) pairs, step of this rank). Usually a rank receives only
-    the sums of its shards. It receives full sums if a hook, or a rule with clipping, needs them.
+    Return ((summed gradient, variable) pairs, step of this rank). A rank receives the sums of its
+    shards only, or full sums if a hook, or a rule with clipping, needs full gradients.
     """
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()

@@ -234,7 +234,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             raise
 
     def _apply(self, cache: PlanCache, pairs: Any, name: str | None, aggregates: bool) -> Any:
-        """Apply gradients, unless by a replay without user functions; see `apply_gradients`."""
+        """Apply gradients if a replay without user functions has not; see `apply_gradients`."""
         if thread.strategies:
             return _import_distributed_step().step_in_replicas(self, pairs, name, aggregates)
         replay = cache.replay
@@ -266,7 +266,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take an eager step and return its result; for a graph step, only return None."""
+        """Take an eager step and return its `StepResult`; in graph mode, only return None."""
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )
@@ -290,7 +290,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return the result of `apply_gradients`: `iterations`, or in graph mode an operation.
 
         Args:
-            outcome: Result of an eager step, whose first error is raised. None in graph mode.
+            outcome: `StepResult` of an eager step; its first error is raised. None in graph mode.
             pairs, name, aggregates: Arguments of the operation of graph mode.
         """
         if outcome is None:

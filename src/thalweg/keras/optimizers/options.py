@@ -22,7 +22,7 @@ def as_option(key: str, value: Any) -> Any:
 
     Raises:
         TypeError: The value is not a number.
-        ValueError: The value is negative or NaN; or `key` is a norm and the value is infinite.
+        ValueError: The value is negative or NaN, or infinite for a `key` that ends with "norm".
     """
     if value is None:
         return None

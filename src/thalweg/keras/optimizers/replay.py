@@ -181,8 +181,8 @@ class KerasReplay(ReplayedApply):
     def _take(self, optimizer: Any, cache: PlanCache, pairs: object) -> bool:
         """Take the step by the replay; return True if it was taken.
 
-        Return False if something changed; the caller then takes the step with all checks. Also
-        remove the replay from `cache` if later steps cannot use it.
+        Return False if the replay does not fit the step; the caller then takes the step with all
+        checks. Also remove the replay from `cache` if later steps cannot use it.
         """
         if type(pairs) is not list:
             return False
@@ -237,7 +237,7 @@ class KerasReplay(ReplayedApply):
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
         """Return True if the learning rate is unchanged since the last read.
 
-        Also return False if slots are sharded, or if there are gradient transformers.
+        Return False for sharded slots, and for an optimizer with gradient transformers.
         """
         rate = self._values.get(_RATE)
         return (
@@ -249,7 +249,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of step `first` of this replay, then of all later steps, endlessly."""
+        """Yield a `ComingStep`, with scalars, for step `first` and each later step, endlessly."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
@@ -286,7 +286,7 @@ class KerasReplay(ReplayedApply):
         return self._native_step.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
-        """Call users' functions and store their results, so that no step calls them twice."""
+        """Call users' functions for this step, and store the results in `_user_scalars`."""
         with note_not_applied([]):
             if self._functions == [_RATE]:
                 self._user_scalars = {

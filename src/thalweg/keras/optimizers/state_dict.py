@@ -137,7 +137,7 @@ class KerasStateDict(Hypers, state.StateDict):
     def _state_parts(
         self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing state; return ("", parts), where each part is a section to restore.
+        """Create missing state; return ("", list of the parts to restore).
 
         A part is (state entries, {entry name: saved value}, True if all entries are required).
 

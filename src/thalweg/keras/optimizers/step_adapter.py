@@ -376,7 +376,7 @@ def has_hooks(optimizer: Any) -> bool:
 def with_gradients(pairs: Sequence[tuple[object, object]], names: Sequence[str]) -> list[Any]:
     """Return the pairs whose gradient is not None.
 
-    Warn about variables without a gradient that are not frozen.
+    Warn about missing gradients of variables that are not frozen (`requires_grad_(False)`).
 
     Raises:
         ValueError: No pair has a gradient.

@@ -29,7 +29,7 @@ class Accumulators(Staged):
         self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return a new list with the gradient sum of each target, a variable or float32 master.
+        """Return a new list: the gradient sum of each target (a variable or a float32 master).
 
         Missing sums are created, filled with zeros. The sums of the last targets are cached.
         """
@@ -64,10 +64,10 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if a quick check shows that gradients can be added to sums.
+    """Return True if a quick check proves that gradients can be added to sums.
 
     The check requires contiguous host tensors. A gradient, target and sum must have one shape and
-    dtype; targets and sums must not overlap. Return False if `check_addable` must decide.
+    dtype; targets and sums must not overlap. After False, the caller must call `check_addable`.
     """
     spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):

@@ -107,15 +107,15 @@ class AutomaticLossScaler:
 
     @staticmethod
     def check_grads(grads_and_vars: Iterable[tuple[object, object]]) -> tuple[Any, Any]:
-        """Return (True if a gradient is NaN, largest magnitude in all gradients).
+        """Return (True if an element is NaN, largest magnitude in all gradients).
 
         Args:
             grads_and_vars: (gradient, variable) pairs. A gradient is a tensor (dense, or sparse
-                COO), `IndexedSlices`, or None. Repeated rows are not added.
+                COO), `IndexedSlices`, or None. Rows with equal indices are not summed.
 
         Returns:
-            A bool tensor and a float32 tensor, of shape (). The magnitude is NaN if a gradient is
-            NaN, and 0 without elements.
+            A bool tensor and a float32 tensor, of shape (). The magnitude is NaN if an element is
+            NaN, and 0 if all gradients are empty.
 
         Raises:
             ValueError: There is no gradient.

@@ -37,7 +37,7 @@ _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """Return the float32 global norm; skip None, and do not add rows with equal indices."""
+    """Return the global norm as `_global_norm_with_cast` does, but skip gradients of None."""
     present = [grad for grad in gradients if grad is not None]
 
     def measure(gradient_list: list[object]) -> Tensor:

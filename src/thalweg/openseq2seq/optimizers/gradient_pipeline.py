@@ -42,11 +42,11 @@ class Treatment(NamedTuple):
     Attributes:
         post: Clipping, LARC and summaries.
         iter_size: The number of runs per update.
-        reduces: Whether gradients are averaged over workers.
+        reduces: True if gradients are averaged over workers.
         all_reduce: See `reduced`.
         model: See `reduced`.
         summary_queue: The receiver of summaries, or None.
-        shows_loss: Whether the loss is among the summaries.
+        shows_loss: True if the loss is among the summaries.
     """
 
     post: PostProcessing
@@ -69,7 +69,7 @@ class StepInputs(NamedTuple):
         backward: The raw gradients and their variables; they are not written to.
         sums: The accumulators of the targets; [] if every run makes an update.
         rate: The learning rate, a number or tensor of shape ().
-        skip: Whether this run only adds to the accumulators.
+        skip: True if this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
         counts: Further functions to call in the commit, which count the run.
         loss: The loss, or None if the caller computed the gradients.
@@ -130,7 +130,7 @@ class StepPipeline:
 
     @property
     def scaler(self) -> AutomaticLossScaler | None:
-        """Scaler that decides by the gradients whether to update, or None."""
+        """Loss scaler, which skips updates with gradients that are not finite; or None."""
         return None if self.mixed is None else self.mixed.loss_scaler
 
     def check_loss(self, loss: object) -> None:
@@ -148,8 +148,8 @@ class StepPipeline:
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
         """Prepare an update: accumulate and average gradients, and choose gradient transforms.
 
-        If `step_inputs.skip`, write the accumulators and call `step_inputs.counts`. Else write
-        nothing yet. An error changes nothing.
+        With `step_inputs.skip`, only add to the accumulators and call `step_inputs.counts`.
+        Without `skip`, write nothing. An error changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
@@ -196,16 +196,16 @@ class StepPipeline:
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
         """Take a step: accumulate, average, unscale, clip, check, update; then send summaries.
 
-        An error before the commit is raised with a note, and changes nothing.
+        An error before the commit gets a note, and changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
             report: An empty list. The commit appends a sentence for notes of later errors, and a
-                bool: True if the step was taken. The bool is a tensor if a device decides.
+                bool: True if the step was taken. The bool is a tensor if a GPU decides.
 
         Returns:
-            A `StepResult`: True if there was an update, and errors of callbacks after the commit:
-            constraints, `_finish` and the writer.
+            A `StepResult` (taken, errors). The errors are of callbacks after the commit: variable
+            constraints, the optimizer's `_finish` and the summary writer.
         """
         if self._replay(step_inputs, report):
             return StepResult(True, [])
@@ -232,7 +232,7 @@ class StepPipeline:
     def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
         """Take a step by repeating the previous step's recorded calls with new gradients.
 
-        Return True and extend `report` as `apply` does, or return False if nothing was done.
+        Return True if the step was taken and `report` was extended, False if nothing changed.
         """
         optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
         if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
@@ -251,7 +251,7 @@ class StepPipeline:
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run needs nothing but an update with clipping or LARC."""
+        """Return True if a run has no loss scale, masters, summaries, gradient sums or means."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None

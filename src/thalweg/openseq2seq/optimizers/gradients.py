@@ -61,7 +61,7 @@ def floating(values: Tensor) -> Tensor:
 def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
-    """Return (transformed gradients as new tensors, decision whether to take the step).
+    """Return (new list of transformed gradients, `Decision`: True to take the step).
 
     Args:
         gradients: Gradients; None stays None.

@@ -50,7 +50,7 @@ class LiveRate:
         self._set_to: object = None
 
     def _read_global_step(self) -> Any:
-        """Return the global step's variable, or a copy in host memory with the present value."""
+        """Return the global step's variable, or an updated host copy if it is on a GPU."""
         step = self._step
         if is_host(step):
             return step

@@ -77,15 +77,15 @@ class LossScaler:
         return {name: _graph.resolve(variable) for name, variable in self._variables.items()}
 
     def update_op(self, has_nan: object, amax: object) -> Any:
-        """Update the scale from a step's gradients; call this once for each step.
+        """Update the scale from the gradients of a step. Call this method once for each step.
 
         Args:
             has_nan: True if a gradient is NaN: a bool, or a tensor of shape ().
             amax: The largest magnitude in all unscaled gradients. NaN counts as an overflow.
 
         Returns:
-            The number of updates so far, an int64 tensor of shape (). In graph mode the update is
-            made when a session runs it.
+            The number of updates so far, an int64 tensor of shape (). In graph mode the tensor is
+            symbolic, and each run of the tensor makes an update.
         """
         if not self._in_graph:
             return self._update(self.variables, has_nan, amax)
@@ -131,7 +131,7 @@ class LossScaler:
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
-        """Return one `Entry` per variable of the state, named `scope` plus the variable's name.
+        """Return one `Entry` (a named tensor) per variable of the state; names begin with `scope`.
 
         Raises:
             FailedPreconditionError: The variables are of a graph; save them with `Saver`.

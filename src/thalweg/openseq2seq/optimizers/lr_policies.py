@@ -328,10 +328,10 @@ def _build_warm_up(
     warmup_steps: int = 0,
     lowest: float = -math.inf,
 ) -> Callable[[Any], Any]:
-    """Return a function: `rate(step)` is a linear warm-up, changed by `decay` from a step on.
+    """Return `rate(step)`: a linear warm-up to `learning_rate`, and a decay of the result.
 
-    From `begin_decay_at` on, `decay(rate, step - begin_decay_at, dtype)` returns the rate. The
-    result is at least `lowest`.
+    The decay begins at `begin_decay_at`: `decay(rate, step - begin_decay_at, dtype)` returns the
+    decayed rate. Rates are NumPy scalars of at least `lowest`.
     """
     dtype = _find_rate_dtype(learning_rate)
 
@@ -350,7 +350,7 @@ def _build_warm_up(
 def _follow_formula(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
-    """Return the result of a policy: a callable, or in graph mode a tensor, of the global step.
+    """Return the result of a policy: a callable without arguments; in graph mode a tensor.
 
     Args:
         name: The name of the policy.

@@ -38,7 +38,7 @@ class Masters(Staged):
         self.scope = scope
 
     def of(self, var: Any) -> Any:
-        """Return the float32 master of a float16 or bfloat16 variable; return any other unchanged.
+        """Return the float32 master of a 16-bit variable; return another variable unchanged.
 
         A missing master is created with the variable's value. In a graph a master begins with
         the variable's initial value, and is added to the collection FP32_MASTER_COPIES.
@@ -83,8 +83,8 @@ class Masters(Staged):
     def renewed(self, report: Sequence[object] = ()) -> Iterator[None]:
         """Mark masters created in the `with` block as stale if the block raises an error.
 
-        `of` sets a stale master to its variable again. A non-empty `report` means that a step was
-        taken; then mark no master.
+        `of` sets a stale master to its variable's value again. If `report` is not empty, the step
+        was taken, and no master is marked.
         """
         old_ids = set(map(id, self._slots.owners())) - self._stale
         try:

@@ -326,7 +326,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def _update_in_graph(
         self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """Return the operation of an update; call `apply_gradients` now with symbolic gradients."""
+        """Return the operation of an update, built by one call of `apply_gradients`."""
         scaler = self.loss_scaler
 
         def process(backward: BackwardResult) -> list[object] | None:
@@ -346,10 +346,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return group(update_ops.op, name=name or self.get_name())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of all state by name: masters, slots, powers, and the scaler's state.
+        """Return {name: copy} of masters, slots, beta powers, and the loss scaler's variables.
 
-        A name begins with the variable's name, "w/", or "w#1/" for a second variable named "w". The
-        trained variables are not included.
+        The name of a master or slot begins with the variable's name, "w/". A second variable named
+        "w" has the prefix "w#1/". The trained variables are not included.
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
@@ -411,9 +411,9 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Return a loss scale as a float; return 1.0 for None, and an `AutomaticLossScaler` itself.
+    """Return a loss scale as a float, or an `AutomaticLossScaler` itself. None gives 1.0.
 
-    With `as_shipped`, return None for any object that is not a float, a scaler or None.
+    With `as_shipped`, nothing is checked: an int, and an object of any other type, gives None.
 
     Raises:
         TypeError: `loss_scale` is not a number.
@@ -423,6 +423,7 @@ def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLoss
         return 1.0
     if isinstance(loss_scale, AutomaticLossScaler):
         return loss_scale
+    # OpenSeq2Seq ignores other types here, and raises an error in `compute_gradients`.
     if as_shipped:
         return loss_scale if isinstance(loss_scale, float) else None
     if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float | np.number):

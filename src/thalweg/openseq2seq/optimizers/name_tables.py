@@ -42,7 +42,7 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def optimizer_class(optimizer: object) -> Callable[..., Any]:
-    """Return the optimizer class or function with a name; return a class or function unchanged.
+    """Return the class or function of an optimizer's name; return a class or function unchanged.
 
     Raises:
         InvalidArgumentError: No optimizer has this name.

@@ -214,9 +214,9 @@ class PostProcessing(NamedTuple):
     def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """Return the statistics of gradients without adding sparse rows with equal indices.
+        """Return statistics of gradients in which rows with equal indices are not summed.
 
-        With LARC, the rows are added in `stats`. Without LARC or sparse gradients, return `stats`.
+        Only LARC sums such rows in `stats`. Without LARC or sparse gradients, return `stats`.
         """
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             return stats

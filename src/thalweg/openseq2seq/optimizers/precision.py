@@ -31,10 +31,10 @@ def check_scalar(loss: object) -> None:
 
 
 def scaled(loss: object, scale: object) -> Any:
-    """Return a symbolic loss times the scale. For a callable, return a callable.
+    """Return a loss times the scale, as a callable or a symbolic tensor like the loss.
 
-    In graph mode call a callable now, and return the product. Any other loss is returned unscaled.
-    The product with a number has the loss's dtype, and may overflow to infinity.
+    In graph mode, a callable is called now, and the product is returned. An eager tensor is
+    returned unscaled. The product with a number has the loss's dtype; it may be infinite.
 
     Raises:
         InvalidTypeError: The scale is a tensor, and the loss is not float32. A returned callable

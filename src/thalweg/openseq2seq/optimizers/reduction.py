@@ -37,9 +37,9 @@ def reduced(
     Args:
         gradients: The gradients of this worker.
         variables: The variables of the gradients.
-        all_reduce: `all_reduce(gradient)` returns the mean; called in order. If None, the workers
-            are the ranks of the current strategy, else of torch.distributed's default group.
-        model: If `shares_embedding(model, ...)`, sparse gradients become dense first.
+        all_reduce: `all_reduce(gradient)` returns the mean; called for each gradient in order. If
+            None, workers are the ranks of the current strategy, else of the default process group.
+        model: Sparse gradients become dense first if `shares_embedding` is True for `model`.
         as_shipped: True to raise AttributeError for a sparse gradient without a model.
         owner: Optional. The optimizer of the step. If the workers' optimizers differ, all workers
             raise an error.

@@ -112,7 +112,7 @@ def may_have_penalties(variables: Sequence[object]) -> bool:
 def penalty_gradient(var: Any, master: Tensor) -> Any:
     """Return the gradient of a variable's penalty at `master`; None without a penalty.
 
-    It is symbolic if the variable is symbolic.
+    The gradient is symbolic if `var` is symbolic.
     """
     if not _graph.is_symbolic(var):
         regularizer = _eager.get(var)

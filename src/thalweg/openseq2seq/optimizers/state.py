@@ -64,7 +64,7 @@ class TrainingState(V1StateDict):
     extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
-        """Return {name: copy of a tensor of the state}; `names(variables)` returns prefixes."""
+        """Return {name: copy} of the state. `names(variables)` returns prefixes of the names."""
         self._check_has_state()
         with self._locked():
             snapshot = super()._saved(names)

@@ -66,7 +66,7 @@ class TrainingStep(Configurable):
     ) -> None:
         self.global_step = global_step
         self.loss_scaler = scaler
-        # Whether the last call made an update: a bool, a tensor of one, or None before a call.
+        # True if the last call made an update: a bool, a bool tensor, or None before a call.
         self._has_update: Any = None
         self._loss = loss
         self._variables = None if var_list is None else flatten(var_list)
@@ -124,9 +124,9 @@ class TrainingStep(Configurable):
     def __call__(self) -> Tensor:
         """Compute the loss and its gradients, and update the variables.
 
-        An error before the update changes nothing, even an error of a callback. A constraint, the
-        optimizer's `_finish` and `summary_writer` raise errors after the update. A note on the
-        error says whether there was an update.
+        An error before the update changes nothing, even an error of a callback. Errors of a
+        variable's constraint, the optimizer's `_finish` and `summary_writer` occur after the
+        update. A note on each error tells the two cases apart.
 
         Returns:
             The loss before the update, not scaled; without a gradient.
@@ -223,8 +223,8 @@ class TrainingStep(Configurable):
     ) -> tuple[object, StepResult]:
         """Set the learning rate, compute and apply gradients; return (loss, `StepResult`).
 
-        An error before the commit restores the rate, and marks new masters as stale. If the global
-        step is on a GPU, the rate is set after the loss was computed.
+        An error before the commit restores the rate; the next step then sets new masters again. If
+        the global step is on a GPU, set the rate after computing the loss.
 
         Args:
             differentiate: See `_take_step`.
@@ -352,7 +352,7 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the `Loading` of the state and `extra_entries`; hold locks until the block ends."""
+        """Yield the checked state as a `Loading`, for `state.restore`; hold locks in the block."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)

@@ -143,8 +143,8 @@ class _StepRun:
     def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
         """Check the loss; return (pipeline, `values` with a bool `skip`).
 
-        If workers average gradients, return a copy of the pipeline, which also computes summaries
-        for the collection SUMMARIES.
+        The pipeline is `self.pipeline`. If workers average gradients, it is a copy that also
+        collects summaries for the collection SUMMARIES.
         """
         pipeline, values = self.pipeline, values._replace(skip=as_skip(values.skip))
         pipeline.check_loss(values.loss)
@@ -183,7 +183,7 @@ class _StepRun:
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Send the summaries of this run after the update; return a copy of the loss."""
+        """Send the summaries of this run, with or without an update; return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)
@@ -227,12 +227,12 @@ def _train_op_of_hooks(
     global_step: object,
     update_ops: Sequence[object],
 ) -> Any:
-    """Return the train operation of an optimizer whose hooks are called while building.
+    """Return the operation of a step, for an optimizer whose hooks are called now.
 
     Args:
         step_run: The functions of a run.
         backward: The symbolic gradients and their variables.
-        step_inputs: Symbolic inputs. `by_reference` wraps variables, targets and global step.
+        step_inputs: Symbolic inputs. Variables, targets and global step are passed by reference.
         global_step: The variable that counts updates, or None.
         update_ops: Operations that run before the returned operation.
     """

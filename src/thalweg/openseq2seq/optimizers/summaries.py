@@ -158,7 +158,7 @@ def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None
     """Add an operation to the collection SUMMARIES that computes several summaries in each run.
 
     Args:
-        run: `run(*values, scope=prefix)` returns a function: `write(writer)` writes the summaries.
+        run: `run(*values, scope=tag_prefix)` returns `write`; `write(writer)` adds the summaries.
         inputs: Inputs of the operation, see `operation`; `values` are the inputs' values.
     """
 

@@ -57,9 +57,9 @@ def optimize_loss(
 ) -> Any:
     """Build a training step from the values of a config.
 
-    A run computes gradients of the loss; in mixed precision, of the scaled loss for float32
-    masters. Gradients are added over `iter_size` runs, averaged over workers, clipped or scaled by
-    LARC, and applied by the optimizer. A loss scaler skips the update if a gradient is not finite.
+    Gradients of the loss are added over `iter_size` runs, averaged over workers, clipped or scaled
+    by LARC, and applied by the optimizer. In mixed precision the loss is scaled, and float32
+    masters are updated. A loss scaler skips the update if a gradient is not finite.
 
     Args:
         loss: A callable without arguments that returns a tensor of shape (); in graph mode a
@@ -110,8 +110,8 @@ def optimize_loss(
         TypeError: The policy or the optimizer is not callable, or the optimizer rejects its
             parameters.
 
-    An error in a run changes nothing. But errors of a constraint, the optimizer's `_finish` and the
-    writer occur after the update.
+    An error in a run changes nothing. But errors of a variable's constraint, the optimizer's
+    `_finish` and the writer occur after the update.
 
     Differs from:
         OpenSeq2Seq, which clips float64 gradients in float32. `as_shipped=True` reproduces its

@@ -54,15 +54,15 @@ def decide_by_scaler(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """Return arguments of `GradientTransforms`, so that a loss scaler decides about the update.
+    """Return a dict of arguments of `GradientTransforms`: the scaler decides about the update.
 
-    Without a scaler, return {"calls": `calls` and a function that extends `report`}.
+    Without a scaler, the dict has only "calls": `calls` and a function that extends `report`.
 
     Args:
         scaler: The scaler, whose state changes in the commit of the step; or None.
         report: A list. The commit appends a sentence, and a bool: True if the step was taken.
         calls: Further functions to call in the commit.
-        decides_there: True if a device may decide without the host.
+        decides_there: True if a GPU may decide, so that the host does not wait.
     """
     if scaler is None:
         return {"calls": [*calls, partial(report.extend, (f"{TAKEN}.", True))]}
@@ -131,11 +131,12 @@ def update(
 def _update_by_override(
     optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
 ) -> StepResult:
-    """Call the overridden `apply_gradients` of an optimizer, then set variables to their masters.
+    """Call the overridden `apply_gradients`; then set variables to masters, and run `calls`.
 
-    Raise an error that occurs before `global_step` changes. A later error is returned in the
-    `StepResult`, because the step was taken.
+    Raise an error that occurs before `global_step` changes. Return a later error in the
+    `StepResult`, because the step was taken. Set variables and run `calls` in this case, too.
     """
+    # After an error, a changed counter shows that `apply_gradients` took the step.
     step = global_step
     if step is None:
         step = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -188,7 +189,7 @@ def process_gradients(backward: BackwardResult, transforms: GradientTransforms) 
 
 
 def _find_sparse(backward: BackwardResult, dense: bool) -> list[bool]:
-    """Return for each gradient whether it stays sparse."""
+    """Return a list of bools, one per gradient: True if the gradient stays sparse."""
     return [
         isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
         for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
@@ -201,9 +202,9 @@ def _run_process(
     slices: Sequence[bool],
     *values: object,
 ) -> list[object]:
-    """Return the outputs of an operation: [whether this run has an update, *gradients].
+    """Return the outputs of an operation: [True if this run has an update, *gradients].
 
-    The first output is a bool tensor. Without an update, each gradient is zeros or `IndexedSlices`
+    The first output is a bool tensor. Without an update, a gradient is zeros, or `IndexedSlices`
     without rows.
 
     Args:
@@ -249,7 +250,7 @@ def record_update(
         always: True if every run has an update.
 
     Returns:
-        (operation that ends after the update, bool tensor that is True if there was an update).
+        (operation that ends after the update, bool tensor: True if there was an update).
     """
     graph, targets = _graph.get_default_graph(), backward.targets
     slices = _find_sparse(backward, dense)
@@ -273,7 +274,7 @@ def record_update(
 def _apply_recorded(
     optimizer: Optimizer, backward: BackwardResult, global_step: object, options: dict[str, Any]
 ) -> object:
-    """Call `apply_gradients`; return the last operation, such as the copy of masters."""
+    """Call `apply_gradients`, and copy masters to variables; return the last operation."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
         applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))

@@ -1,6 +1,6 @@
-"""Modern rules, one file each, in the order of operations of the packages that authors use.
+"""Modern rules, one file each. Formulas keep the order of operations of published packages.
 
-`LION` is that of `thalweg.rules.torch`. Their classes of torch's kind are in `thalweg.optim`.
+`LION` is that of `thalweg.rules.torch`. Optimizer classes of the rules are in `thalweg.optim`.
 """
 
 from __future__ import annotations

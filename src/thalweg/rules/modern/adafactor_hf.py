@@ -48,7 +48,7 @@ def factor(
     *, row, column, exp_avg_sq_row, exp_avg_sq_col, row_count, column_count, square_share,
     square_weight, eps1,
 ):  # fmt: skip
-    """Return new mean squares of rows and columns, and two vectors that factor the inverse root."""
+    """Return mean squares of rows and columns, and the row and column factors of 1 / root."""
     row = (row / column_count + eps1) * square_weight
     column = (column / row_count + eps1) * square_weight
     exp_avg_sq_row = exp_avg_sq_row * square_share + row
@@ -65,7 +65,7 @@ def factored_squares(var, grad, *, row, column):
 
 
 def scale(*, variable, length, count, rate, eps2, clip_threshold, scale_parameter, weight_decay):
-    """Return {"step_scale": step's factor, "decay": share that decays, "RMS": variable's RMS}."""
+    """Return {"step_scale": step's factor, "decay": rate times decay, "RMS": variable's RMS}."""
     count = maximum(count, 1.0)
     rms, step_rms = sqrt(variable / count), sqrt(length / count)
     # A root that is NaN is passed over, as Python's `max` does.

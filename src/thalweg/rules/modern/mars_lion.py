@@ -12,7 +12,7 @@ def update(
     weight_decay, mean_weight, square_share, square_weight, mean_correction, root_correction,
     corrects,
 ):  # fmt: skip
-    """Return new var, last_grad, exp_avg and exp_avg_sq: Lion's if `corrects`, else AdamW's."""
+    """Return the new var and slots: after Lion's step if `corrects` is 1, after AdamW's if 0."""
     corrected_grad = corrected(grad, last_grad, gain, steps_before) / clip
     exp_avg = lerp(exp_avg, corrected_grad, mean_weight)
     square = mean_square(exp_avg_sq, corrected_grad, square_share, square_weight)

@@ -33,8 +33,8 @@ def normalize(
 ):  # fmt: skip
     """Return {"step": new step, "second_momentum_buffer": running mean square of each row}.
 
-    The step is orthogonalized, and rows are divided by their running RMS. `length` selects the norm
-    of the new step: "match_rms" or the norm before the division.
+    Rows of the orthogonalized step are divided by their running RMS. The new step has an RMS of 0.2
+    if `length` is "match_rms", else the norm from before the division, scaled by `adjust`.
     """
     orthogonalized = orthogonal(step, coefficients, epsilon, dtype)
     squares = orthogonalized.square().mean(dim=2, keepdim=True)

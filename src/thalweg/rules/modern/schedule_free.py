@@ -27,10 +27,10 @@ def larger(number, bound):
 
 
 def shares(learning_rate, beta, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
-    """Return {name: scalar of step t}, in float64, such as the rates of y and z.
+    """Return {name: scalar of step t}, in float64, such as "y_rate" and "z_rate".
 
-    "share" is the weight of z in the mean. The dict has the new `weight_sum` and `lr_max`. With a
-    `weight_sum` of None, it has neither, and all steps weigh equally.
+    "share" is the weight of z in the mean. The new `weight_sum` and `lr_max` are included. If
+    `weight_sum` is None, both are left out, and all steps weigh equally.
     """
     t, warmup = as_read(t), as_read(warmup_steps)
     risen = t / larger(warmup, 1.0)

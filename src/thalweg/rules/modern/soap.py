@@ -69,7 +69,7 @@ def into_basis(
     *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, factor_weight,
     epsilon, t, frequency, whitens,
 ):  # fmt: skip
-    """Return a dict: gradient `turned`, `mean` and `square` in the bases; new factors and bases."""
+    """Rotate the gradient `turned` and `mean` into the bases; return a dict of all new tensors."""
     grad, weight, whitenings = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
         row_basis, rows = next_basis(row_factor, row_basis)

@@ -11,7 +11,7 @@ def per_variable(*, variable, step, product, radius, learning_rate):
     Args:
         variable, step, product: Sums of the variable's squares, of the step's squares, and of the
             products of variable and step.
-        radius: The norm to keep; negative for the variable's present norm.
+        radius: The norm to keep. A negative number selects the variable's present norm.
         learning_rate: The length of the step divided by the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(variable), radius), learning_rate))

@@ -32,7 +32,7 @@ def decay(learning_rate, weight_decay, decoupled):
 
 
 def prepare_adam(learning_rate, beta1, beta2, weight_decay, decoupled, maximize):
-    """Return {name: scalar of a step} of direction, decay and means: of Adam, NAdam and RAdam."""
+    """Return {name: scalar}: the scalars of a step that Adam, NAdam and RAdam have in common."""
     shrink, grad_decay = decay(learning_rate, weight_decay, decoupled)
     return {
         "direction": direction_of(maximize),

@@ -25,7 +25,7 @@ _STEP_FREE = (variable_squares, ones)
 
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
-    """Return a cached `wrap`, which raises InvalidTypeError if `rule` is not a Rule."""
+    """Return `wrap` with cached results; calls raise InvalidTypeError unless `rule` is a Rule."""
     cached_wrap = lru_cache(None, typed=True)(wrap)  # typed, as True == 1
 
     @wraps(wrap)
@@ -63,7 +63,7 @@ def wrapped(
         rule: The rule to wrap.
         name: Suffix of the new rule's name.
         formula: `formula(var, grad, base, step, *, scalars)` returns the new variable. `base` and
-            `step` are the arguments of the call of `moved` in the rule's update.
+            `step` are those of the call `moved(base, step)` in the rule's `update`.
         source: Text that is appended to the rule's `source`.
         measures: {name: formula}. `formula(var, grad, base, step)` returns a term of a sum.
         per_variable: Computes {name: scalar} for `formula` from the sums of `measures`.
@@ -136,7 +136,7 @@ def check_rate(rule: Rule, name: str) -> None:
 
 
 def check_share(name: str, value: float, highest: float | None) -> None:
-    """Raise an error unless `value` is from 0 to `highest`, or positive if `highest` is None.
+    """Raise unless `value` is from 0 to `highest`; a `highest` of None accepts positive numbers.
 
     Raises:
         InvalidTypeError: The value is not a number.

@@ -69,8 +69,8 @@ def decayed_where_smaller(var, grad, base, step):
 def cautious_decay(rule: Rule) -> Rule:
     """Return a copy of the rule that decays only elements whose step points toward 0.
 
-    The decay is the difference between the variable and `base` in `moved(base, step)`. A rule whose
-    `base` is the variable raises an error when its formula is read.
+    The decay is the variable minus `base` in the call `moved(base, step)` of the rule's `update`.
+    If `base` is the variable itself, an error is raised when the new formula is read.
     """
     return wrapped(
         rule,

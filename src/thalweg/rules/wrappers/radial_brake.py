@@ -28,7 +28,7 @@ def braked_step(var, grad, base, step, *, brake_scale):
 
 
 def brake(*, brake_base, brake_end, radial_brake_kept):
-    """Return {"brake_scale": factor of the moved variable}; 1 if the norm does not grow.
+    """Return {"brake_scale": factor of the moved variable, 1 if the norm does not grow}.
 
     Args:
         brake_base: Sum of squares before the step, after decoupled decay.

@@ -1,4 +1,4 @@
-"""Wrappers that give a step the norm of its variable times the learning rate."""
+"""Wrappers that scale a step to the norm of the variable times the learning rate."""
 
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, moved, narrow, sqrt, variable_squares, where, wide
@@ -57,7 +57,7 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
     Args:
         sphere_variable, sphere_step, sphere_product: Sums of the variable's squares, of the
             step's squares, and of the products of variable and step.
-        radius: The norm to keep; negative for the variable's present norm.
+        radius: The norm to keep. A negative number selects the variable's present norm.
         learning_rate: The length of the step divided by the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(sphere_variable), radius), learning_rate))

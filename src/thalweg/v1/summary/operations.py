@@ -110,8 +110,8 @@ def merge_all(
 ) -> Any:
     """Return `merge` of the summaries in a collection of the default graph; None without summaries.
 
-    `scope` is an optional regular expression. Only summaries whose names match from the first
-    character are merged.
+    `scope` is an optional regular expression for the beginning of names. Summaries with other
+    names are left out.
     """
     _check_mode()
     summaries = _graph.get_collection(key, scope)

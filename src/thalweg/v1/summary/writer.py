@@ -92,7 +92,7 @@ class FileWriter:
     def add_event(self, event: Any, global_step: Any = None) -> None:
         """Write an `Event` to the file; do nothing if the file is closed.
 
-        In place, set a wall time of 0 to the present, and `event.step` to `global_step` if given.
+        Change `event` in place: a wall time of 0 becomes the present, and a `global_step` its step.
         """
         if self._events is None:
             return

@@ -103,8 +103,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             arguments, transforms: As in `_take`.
 
         Returns:
-            The result of a subclass's `_finish`. None if there is no `_finish`, if there is a
-            `global_step`, or if the step was replayed.
+            The result of a subclass's `_finish`, or None. A replayed step and a step with a
+            `global_step` return None.
         """
         may_replay = transforms is NOTHING and arguments.sharing is None
         if may_replay and self._take_again(pairs, arguments.global_step, arguments.captured):
@@ -128,8 +128,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> bool:
         """Take a step by the cached replay of the last step; return True if the step was taken.
 
-        Return False if nothing changed; the caller then takes a full step. If the replay fails
-        after calling users' functions, take a full step with the results, and return True.
+        Return False if nothing changed; the caller then takes a full step. If users' functions were
+        already called, and `report` is None, take a full step here with their results.
 
         Args:
             pairs: A list of (gradient, variable) pairs. For another type, return False.
@@ -223,9 +223,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> StepResult:
         """Take the step by the plan in `cache`, or by a new plan; return a `StepResult`.
 
-        Sum the gradients over replicas or shards first, unless `hooks.sharing` is set. A plan has
-        checked tensors and prepared kernel calls. If the cached plan is reused, and
-        `hooks.is_simple`, prepare a replay in `cache`.
+        A plan has checked tensors and prepared kernel calls. Gradients are first summed over
+        replicas or shards, unless `hooks.sharing` is set. If a cached plan is reused, a replay may
+        be prepared in `cache` for later steps.
 
         Args:
             hooks: The adapter, which calls the optimizer's hooks.
@@ -295,8 +295,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
         """Return a context manager that sets `self._under_way` to `hooks` and yields `hooks`.
 
-        The end of the block restores `_under_way`; in a session's run, also the attributes of self
-        that held symbolic tensors. The caller holds the locks.
+        The end of the block restores `_under_way`. In a session's run, it also restores attributes
+        of self that held symbolic tensors. The caller must hold the locks.
         """
         # TensorFlow's hooks receive only a gradient and a variable. Their implementations here read
         # the other arguments of the step from `_under_way`.

@@ -170,8 +170,8 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
     """Decorate a function that returns rates: set the attribute `source` of each returned rate.
 
-    `source` is (decorated function, {name: argument}). If an argument, except for the step counter,
-    is not a constant, remove the rate's formula (see `CallableRate.follow`).
+    `source` is (decorated function, {name: argument}). If an argument can change, other than the
+    step counter, the rate loses its formula (see `CallableRate.follow`).
     """
     signature = inspect.signature(function)
 
@@ -252,10 +252,10 @@ _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 def _combine_rates(
     function: Callable[[Any, Any], object], name: str, *operands: Any
 ) -> CallableRate:
-    """Return a `CallableRate`: each call returns `function(left, right)` of both operands' values.
+    """Return a `CallableRate` whose calls return `function` of the operands' present values.
 
-    An operand is a rate or a number. The new rate has a formula (see `follow`) if each rate has a
-    formula of one common step counter, and numbers are constants.
+    An operand is a rate or a number. If all rates have formulas of the same step counter, and all
+    numbers are constants, the new rate has a formula, too (see `CallableRate.follow`).
     """
     rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]

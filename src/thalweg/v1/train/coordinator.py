@@ -19,7 +19,7 @@ from thalweg.v1.argument_checks import check_seconds, wait_seconds
 
 # Errors that stop threads without being raised by `join`.
 CLEAN_STOPS = (CancelledError, OutOfRangeError)
-# Seconds between two looks at whether threads have ended.
+# Seconds between two checks for ended threads.
 _PAUSE = 0.05
 
 
@@ -83,7 +83,7 @@ class Coordinator:
 
         Raises:
             TypeError: `ex` is not an exception.
-            BaseException: `ex`, if `join` has returned already and cannot raise it.
+            BaseException: `ex` itself, if `join` has already returned.
         """
         error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
         if error is not None and not isinstance(error, BaseException):

@@ -127,10 +127,9 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """Return a list with the gradient, or None, for each of `variables`, which are leaf tensors.
+    """Return a list with a gradient or None for each leaf tensor in `variables`.
 
-    Call `torch.autograd.grad`, or `tape.gradient` if the loss is not a plain tensor or a variable
-    has changed. `tape` has recorded the loss.
+    Call `torch.autograd.grad` in simple cases, else `tape.gradient`. `tape` has recorded the loss.
     """
     if (
         type(loss) is not torch.Tensor
@@ -228,7 +227,7 @@ def check_any(pairs: Iterable[tuple[object, Any]]) -> None:
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
     """Call `loss()`; return (value of the loss, variables in `var_list` as a list).
 
-    For None, return all trainable variables on which the loss depends.
+    If `var_list` is None, the list has all trainable variables on which the loss depends.
     """
     if var_list is None:
         loss_value = loss()

@@ -211,7 +211,7 @@ class ExponentialMovingAverage(V1StateDict):
         )
 
     def _make_in_graph(self, source: Any) -> None:
-        """Create the average of a graph variable or a symbolic tensor, and register it as a slot.
+        """Create a slot with the average of `source`, a graph variable or a symbolic tensor.
 
         The average of a variable begins at the variable's initial value. The average of a tensor
         begins at 0; with `zero_debias`, also create its biased average and step count. Raise

@@ -159,7 +159,7 @@ class QueueRunner:
     def create_threads(
         self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Return new threads for a session, one per operation; [] if the session has threads.
+        """Return a list of new threads for a session, one per operation; [] if some still run.
 
         With a coordinator, the threads end when the coordinator stops, and an error of a thread
         stops the coordinator. A further thread, `close_on_stop`, runs `cancel_op` after the stop.
@@ -212,9 +212,9 @@ class QueueRunner:
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
         """Run `op` repeatedly until the coordinator stops or a run fails; the body of a thread.
 
-        An error of `queue_closed_exception_types` ends the thread; if no other thread of the
-        session is left, run `close_op`. Another error stops the coordinator. Without a coordinator,
-        run `cancel_op`, append the error to `exceptions_raised` and raise it.
+        After an error of `queue_closed_exception_types`, the last thread of the session runs
+        `close_op`. Any other error stops the coordinator. Without a coordinator, append the error
+        to `exceptions_raised`, run `cancel_op`, and raise the error.
         """
         queue_closed = False
         try:

@@ -276,7 +276,7 @@ class Rendezvous:
         """End all waits; the waiting threads raise an error.
 
         Args:
-            error: The failure that is the reason; None if a stop was requested.
+            error: The cause, a failure of a thread; None if a stop was requested.
         """
         with self._lock:
             self._end_era(

@@ -195,7 +195,7 @@ class V1Replay(ReplayedApply):
 
         Args:
             cache: The plan cache; `cache.replay` is set to None if the replay is not usable again.
-            step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
+            step_args: (pairs, global step, hyperparameter values, or None if unread, transforms).
         """
         pairs, global_step, values, transforms = step_args
         self.read = None
@@ -280,8 +280,8 @@ class V1Replay(ReplayedApply):
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
         """Return {name: value} of the hyperparameters of this step.
 
-        Raise an error of a user's function, because a step calls the function only once. If no
-        hyperparameter is a function, return None on an error; the full step raises the error.
+        If a hyperparameter is a function, raise errors, because a step calls a function only once.
+        Without functions, return None on an error; the full step then raises the error.
         """
         if self._functions:
             with note_not_applied([]):

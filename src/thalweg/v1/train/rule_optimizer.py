@@ -251,7 +251,7 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse_shared(
         self, grad: Tensor, var: Any, indices: Tensor, scatter_add: Callable[..., Any]
     ) -> Any:
-        """Update the rows of a variable by the rule. Called by both hooks for sparse gradients.
+        """Update the rows of a variable by the rule, for both hooks of sparse gradients.
 
         Args:
             grad: The rows of the gradient.

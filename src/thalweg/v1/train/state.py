@@ -70,7 +70,7 @@ class State(TrackableSlots):
         """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
         In graph mode, the list has only variables of the default graph. In eager mode, it has only
-        eager variables; slots with restored values that do not exist yet are created first.
+        eager variables; missing slots whose values were restored are created first.
         """
         self._settle()
         graph = graph_of()
@@ -173,7 +173,7 @@ class State(TrackableSlots):
             initial_value: A number, array or tensor, or a callable without arguments that returns a
                 value. The value sets the dtype; a float gives float32.
             name: The name of the variable; in a graph, the name scope is prepended.
-            colocate_with: A graph variable for a new variable in its graph, or an eager variable.
+            colocate_with: A graph variable creates `name` in its graph, an eager variable in none.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
@@ -196,8 +196,8 @@ class State(TrackableSlots):
     def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
         """Return the optimizer-wide variable `name` of a graph, or None if it does not exist.
 
-        If `graph` is None, select the graph of the running session, or the default graph while
-        hooks build operations. In all other cases, select the variable of eager mode.
+        If `graph` is None, use the graph of the running session, or the default graph while hooks
+        build operations. Outside of both, return the variable of eager mode.
         """
         session, step = _graph.current_session(), self._under_way
         if graph is None and session is not None:

@@ -110,8 +110,8 @@ class V1StateDict(TrackableSlots, state.StateDict):
     ) -> tuple[str, list[state.Given]]:
         """Create missing slots; return (title for errors, [(entries, {name: tensor}, True)]).
 
-        `entries` are the `Entry`s of self. The dict is `given`, with new keys if an old version
-        wrote `given`. True means that the dict must contain all entries.
+        `entries` are the tensors of self as `Entry`s. The dict is `given`, with new keys if an old
+        version wrote it. True means that the dict must have a value for every entry.
         """
         # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)

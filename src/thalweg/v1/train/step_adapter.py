@@ -26,7 +26,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import Variable, titles_of
 
-# What an optimizer reads once a step, or scalars of its rule, by name.
+# {name: value} of hyperparameters, read once per step, or {name: scalar} of a rule.
 Values = dict[str, Any]
 
 

@@ -264,13 +264,13 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
         """Return an operation that hands out tokens, for a run before the first step.
 
-        A worker with a token continues, and can hand over further gradients before the first step.
-        The token's value is the present global step. Gradients that arrive after the first step
-        are dropped.
+        A worker with a token can hand over further gradients before the first step. The token's
+        value is the present global step. Gradients that a worker computes with this token are
+        dropped if they arrive after the first step.
 
         Args:
             num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. At least
-                `replicas_to_aggregate` - `total_num_replicas` are required.
+                `replicas_to_aggregate` - `total_num_replicas` are required. 0 hands out none.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -295,7 +295,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         """Return a hook that initializes the worker, and on the chief starts the queue runner.
 
         Args:
-            is_chief: Whether the chief is beside this worker.
+            is_chief: True to start the chief's thread in the worker's session.
             num_tokens: As in `get_init_tokens_op`.
         """
         return _SyncReplicasHook(self, is_chief, num_tokens)

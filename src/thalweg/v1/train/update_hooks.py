@@ -151,7 +151,7 @@ def apply_if(condition: Any, apply: Callable[[], object]) -> Any:
 
     Args:
         condition: A symbolic bool, or True for an operation that is not in a branch.
-        apply: Builds and returns the operation. TRAIN_OP keeps the members from before the call,
+        apply: Builds and returns the operation. Additions to the collection TRAIN_OP are removed,
             since operations of a branch cannot be run alone.
     """
     collection = _graph.get_default_graph().get_collection_ref(_graph.GraphKeys.TRAIN_OP)
@@ -241,11 +241,11 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return self._apply_sparse_duplicate_indices(grad, var)
 
     def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
-        """Return True if a variable is updated by hooks for resource variables, not by plain hooks.
+        """Return True to update a variable by resource hooks, False to update it by plain hooks.
 
-        Return False for a variable with `use_resource=False` if any subclass defines a plain hook.
-        For other variables, the most derived class with a hook decides. Return True if that class
-        defines both kinds, or if no class has a hook. `resource` and `refs` are the hooks' names.
+        `resource` and `refs` are the names of both kinds of hooks. A variable with
+        `use_resource=False` prefers a plain hook of any subclass. Other variables use the hooks of
+        the most derived class that has hooks; resource hooks come first, and are the default.
         """
         # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]

@@ -99,9 +99,9 @@ class LARSOptimizer(RuleOptimizer):
         return _Group.SKIPPED if is_skipped else _Group.ADAPTIVE
 
     def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
-        """Return {name: scalar of `dtype`} of the rule, from {name: value} of hyperparameters.
+        """Return {name: scalar of `dtype`} for the rule; `values` are the hyperparameters.
 
-        For `_Group.ADAPTIVE`, `adaptive` is 1. For others, `adaptive` and `weight_decay` are 0.
+        In the group `ADAPTIVE`, `adaptive` is 1. In others, `adaptive` and `weight_decay` are 0.
         """
         # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
         # sparse kernels get float32 tensors, as in other optimizers.

@@ -91,7 +91,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         """Minimize a loss as `Optimizer.minimize` does, and decay variables.
 
         Args:
-            loss: This and all arguments up to `grad_loss` are as in `Optimizer.minimize`.
+            loss: As in `Optimizer.minimize`, like all arguments up to `grad_loss`.
             decay_var_list: Optional. Variables to decay; all variables if None or empty.
         """
         with self._while_decaying(decay_var_list):
@@ -170,10 +170,10 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: Values, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return one group per variable; variables with equal groups share hyperparameters.
+        """Return a list with one group, a hashable, per variable; None for a single group.
 
-        Without `decay_var_list`, return the extended optimizer's groups; None is a single group.
-        Else wrap the group of each variable outside of `decay_var_list` in `_Spared`.
+        Variables of equal groups share hyperparameters. The groups are those of the extended
+        optimizer, wrapped in `_Spared` for variables that `decay_var_list` excludes.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]
@@ -198,7 +198,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         """Decay one variable, then call the extended optimizer's hook; return the hook's result.
 
         Do not decay if the rule itself decays (`FUSED`), or if `decay_var_list` excludes the
-        variable. In graph mode, build operations that do both.
+        variable. In graph mode, build operations of decay and update.
         """
         values = self._values()
         subset = values["decay_var_list"] or [var]

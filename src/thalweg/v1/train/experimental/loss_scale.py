@@ -148,7 +148,7 @@ class DynamicLossScale(LossScale):
         return _graph.convert_to_tensor(_graph.resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Shrink the scale if a gradient is not finite; else count the step, and grow the scale.
+        """Shrink the scale if a gradient is not finite; grow it after many finite steps in a row.
 
         See `LossScale.update` for argument and result.
         """
@@ -169,7 +169,7 @@ class DynamicLossScale(LossScale):
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Return a `Decision`: whether to take a step, and functions that write the next scale.
+        """Return a `Decision`: True to take the step, and functions that write the next scale.
 
         Args:
             has_nan: A bool or a bool tensor: True if a gradient is NaN.

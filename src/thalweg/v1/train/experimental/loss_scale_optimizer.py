@@ -92,12 +92,12 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
     ) -> None:
-        """Update the loss scale, and apply the gradients if the scale allows it.
+        """Update the loss scale, and apply the gradients unless `LossScale.update` rejects them.
 
         In graph mode, a run of the step's operation calls this method. If an error occurs before
         the variables are written, the loss scale is restored.
 
-        `pairs` have unscaled gradients or None; see `_take` for other arguments.
+        Gradients in `pairs` are None, or divided by the scale. See `_take` for other arguments.
         """
         scale = self._loss_scale
         scale_weights = [_graph.resolve(var) for var in scale._weights.values()]
@@ -136,8 +136,8 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
         """Return True if a device may decide, in place of the host, whether to skip the step.
 
-        Required are eager mode, a `DynamicLossScale`, a variable outside of host memory, and a
-        wrapped optimizer that is no wrapper and does not override `apply_gradients`.
+        This requires eager mode, a `DynamicLossScale`, and a variable outside of host memory. The
+        wrapped optimizer must not be a wrapper, nor override `apply_gradients`.
         """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale

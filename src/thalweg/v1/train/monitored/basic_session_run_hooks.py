@@ -61,8 +61,8 @@ class SecondOrStepTimer:
     def should_trigger_for_step(self, step: int) -> bool:
         """Return True if the timer is due at `step`.
 
-        That is, if no trigger was recorded yet, or if `every_steps` or `every_secs` have passed
-        since the last recorded trigger. Return False at the step of the last trigger.
+        A timer without a recorded trigger is due. Later it is due when `every_steps` or
+        `every_secs` have passed since the last trigger, but never at the last trigger's step.
         """
         if self._last_trigger is None:
             return True

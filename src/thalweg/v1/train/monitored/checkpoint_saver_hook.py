@@ -105,7 +105,7 @@ class CheckpointSaverHook(GlobalStepHook):
             listener.end(session, step)
 
     def _save_checkpoint(self, session: Any, step: int) -> bool:
-        """Save a checkpoint; return whether a listener requests a stop."""
+        """Save a checkpoint; return True if a listener requests a stop."""
         saver = self._saver_for(session)
         for listener in self._listeners:
             listener.before_save(session, step)

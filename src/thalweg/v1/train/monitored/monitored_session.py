@@ -124,8 +124,7 @@ class MonitoredSession:
 
         Raises:
             RuntimeError: The session is closed, a stop was requested, or a tensor is fed twice.
-            BaseException: The run fails after a thread of the session failed; the thread's error is
-                raised.
+            BaseException: A thread's error, if the run fails after a thread of the session failed.
         """
         session = self._require_session()
         if self._stop_requested:
@@ -149,7 +148,7 @@ class MonitoredSession:
     def _call_before_run(
         self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
-        """Call `before_run` of all hooks; return one feed dict for hooks and caller.
+        """Call `before_run` of all hooks; return a new dict with the feeds of hooks and caller.
 
         Raise FailedPreconditionError if a tensor is fed twice.
 
@@ -245,7 +244,7 @@ class MonitoredSession:
                 self._close_session()
 
     def _close_session(self) -> None:
-        """Request a stop of the threads, wait for them, and close the session, if there is one.
+        """If there is a session, stop and join its threads, and close the session.
 
         The wait ends after the grace period. Threads that still run then are ignored. If the
         constructor finalized the graph, operations can be added again afterwards.

@@ -133,7 +133,7 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return a new session, restored from a checkpoint if it exists; see `prepare_session`.
 
-        With or without a checkpoint, run `local_init_op` if `ready_for_local_init_op` allows it.
+        In both cases, run `local_init_op` if `ready_for_local_init_op` returns no names.
 
         Returns:
             (session, ready). `ready` is True if a checkpoint was restored and the session is ready.
@@ -155,11 +155,11 @@ class SessionManager:
         may_wait: bool,
         seconds: float,
     ) -> tuple[Session, bool]:
-        """Return (new session, True) after restoring a checkpoint, or (new session, False).
+        """Return (new session, True if a checkpoint was restored).
 
-        Return (new session, False) if `saver` is None, if both `directory` and `prefix` are None,
-        or if `directory` has no file `checkpoint`. If the restoration fails, close the
-        session and raise. Raise InvalidArgumentError if `directory` and `prefix` are given.
+        No checkpoint is restored if `saver` is None, if both `directory` and `prefix` are None, or
+        if `directory` has no file `checkpoint`. After an error of the restoration, close the
+        session. Raise InvalidArgumentError if both `directory` and `prefix` are set.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
@@ -202,9 +202,10 @@ class SessionManager:
         return state
 
     def _initialize_locally(self, session: Session) -> str | None:
-        """Run `local_init_op`, unless `ready_for_local_init_op` returns names.
+        """Run `local_init_op` if the session is ready for it; else return the reason as text.
 
-        Return None if the operation was run or does not exist. Otherwise return the reason as text.
+        The session is not ready if `ready_for_local_init_op` returns names of variables. Return
+        None if `local_init_op` was run or is None.
         """
         if self._local_init_op is None:
             return None
@@ -227,7 +228,8 @@ def _closed_on_error(session: Session) -> Iterator[None]:
 def _explain_not_ready(session: Session, op: object) -> str | None:
     """Run `op` in a session; return None if the session is ready, else the reason as text.
 
-    `op` returns the names of uninitialized variables. If `op` is None, the session is ready.
+    `op` returns the names of uninitialized variables; its FailedPreconditionError is a reason, too.
+    If `op` is None, the session is ready.
     """
     if op is None:
         return None

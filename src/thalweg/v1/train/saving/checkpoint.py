@@ -189,7 +189,7 @@ class Checkpoint(Trackable):
             options: Accepted for compatibility.
 
         Returns:
-            A status, which lists values that wait for objects and loads values into sessions.
+            A status, whose methods report unused values, and load values into sessions.
 
         Raises:
             MissingFileError: The checkpoint does not exist.
@@ -219,8 +219,8 @@ class Checkpoint(Trackable):
     def _choose_graph(self, session: Any = None) -> object:
         """Return the graph whose variables are saved or restored; None if there is no graph.
 
-        Return the graph of `session`, if given, else the default graph. In eager mode return the
-        graph of the objects; raise InvalidArgumentError if the objects are of several graphs.
+        That is the graph of `session`. Without `session`, it is the default graph in graph mode,
+        and the graph of the objects in eager mode. Raise InvalidArgumentError for several graphs.
         """
         if session is not None:
             return session.graph

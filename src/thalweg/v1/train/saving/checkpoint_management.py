@@ -142,7 +142,7 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: Optional. A name other than "checkpoint" of the file.
+        latest_filename: Optional. A name other than "checkpoint" for the file.
 
     Returns:
         The prefix, which begins with the folder. None if the file `checkpoint` does not exist. If
@@ -193,7 +193,7 @@ def checkpoints_iterator(
 
 
 def _wait_for_another(directory: Path, previous: str | None, timeout: float | None) -> str | None:
-    """Wait until the newest checkpoint is not `previous`; return it, or None after the timeout."""
+    """Wait until the newest prefix is not `previous`; return the prefix, None after `timeout`."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         newest = latest_checkpoint(directory)

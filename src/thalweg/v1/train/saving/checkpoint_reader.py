@@ -162,8 +162,8 @@ def fitting_values(
     Args:
         reader: The reader of the checkpoint.
         prefix: The prefix of the checkpoint, for errors.
-        variables: {name in the checkpoint: variable}. The value of a part of a partitioned variable
-            may be stored under the whole variable's name, and is then cut.
+        variables: {name in the checkpoint: variable}. A part of a partitioned variable gets a slice
+            of the whole variable's value if the checkpoint has no value for the part.
         reshape: True to reshape values with equal numbers of elements to the variable's shape.
 
     Raises:

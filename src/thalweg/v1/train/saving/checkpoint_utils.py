@@ -78,8 +78,8 @@ def init_from_checkpoint(
     No value is read now: initializers created after this call read the checkpoint when they run.
     `assignment_map` has two kinds of entries:
 
-    * `{"name": variable}`, or the name of the variable: the initial value is the checkpoint's value
-      of that name. A partitioned variable, or a list of parts, gets slices of the value.
+    * `{"name": variable}`: the initial value is the checkpoint's value "name". The variable's name
+      may replace the variable. A partitioned variable, or a list of parts, gets slices.
     * `{"scope/": "other/"}`: each variable "other/x" gets the value "scope/x". The scope "/"
       contains all names.
 

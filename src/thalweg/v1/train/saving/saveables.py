@@ -72,7 +72,7 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
 
 
 def as_variable(candidate: object) -> GraphVariable | None:
-    """Return `candidate` if it is a graph variable, or a parameter's variable in the default graph.
+    """Return a graph variable unchanged; return a parameter's variable in the default graph.
 
     Return None for another object.
     """

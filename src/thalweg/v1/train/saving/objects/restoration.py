@@ -116,8 +116,8 @@ class Restoration:
     def bind(self, node: int, owner: object) -> None:
         """Restore the values of a position, its children and its slots into an object.
 
-        Either all values are set, or none. The parent of a missing child stores the child's
-        position, and later restores the new child. An optimizer does so for a missing slot.
+        Either all values are set, or none. If a child does not exist yet, its parent stores the
+        position, and restores the child later. An optimizer stores the positions of missing slots.
 
         Args:
             node: The position.
@@ -281,8 +281,8 @@ class Walk:
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
         """Queue the slot of `link`; do nothing unless both optimizer and variable were visited.
 
-        If the slot does not exist and the optimizer does not create it now, the optimizer stores
-        the slot's position for its first step. `held`, at `node`, is the optimizer or the variable.
+        `held`, the object at `node`, is the optimizer or the variable. If the optimizer has no such
+        slot and creates none now, it stores the slot's position for its first step.
         """
         ends: list[Any] = [
             held if end == node else self._objects.get(end, self._values.objects.get(end))
@@ -342,7 +342,7 @@ class Walk:
                     )
 
     def _write_values(self) -> None:
-        """Write the values of eager variables in one commit; record those of graph variables."""
+        """Write values of eager variables in one commit; record values of graph variables."""
         values, targets = self._values, self._targets.values()
         pairs = [
             (Entry(values.name(node), variable), values.unused[node])
