@@ -47,7 +47,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adafactor`.
+        """Create an optimizer of class `Adafactor`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

@@ -51,7 +51,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adam`.
+        """Create an optimizer of class `Adam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -182,7 +182,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamW`.
+        """Create an optimizer of class `AdamW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -310,7 +310,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `SGD`.
+        """Create an optimizer of class `SGD`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -438,7 +438,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `RMSprop`.
+        """Create an optimizer of class `RMSprop`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -566,7 +566,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adagrad`.
+        """Create an optimizer of class `Adagrad`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -692,7 +692,7 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adadelta`.
+        """Create an optimizer of class `Adadelta`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -817,7 +817,7 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adamax`.
+        """Create an optimizer of class `Adamax`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -944,7 +944,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `NAdam`.
+        """Create an optimizer of class `NAdam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1073,7 +1073,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `RAdam`.
+        """Create an optimizer of class `RAdam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1196,7 +1196,7 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `SparseAdam`.
+        """Create an optimizer of class `SparseAdam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1318,7 +1318,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `ASGD`.
+        """Create an optimizer of class `ASGD`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1443,7 +1443,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Rprop`.
+        """Create an optimizer of class `Rprop`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

@@ -55,7 +55,7 @@ class Lion(FusedTorchOptimizer, PlainLion):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Lion`.
+        """Create an optimizer of class `Lion`.
 
         Args:
             params: Parameters or groups, as torch's optimizers take them.

@@ -47,7 +47,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Mixed`.
+        """Create an optimizer of class `Mixed`.
 
         Args:
             params: Groups, as torch's optimizers take them. Each group has a `rule`: a class of

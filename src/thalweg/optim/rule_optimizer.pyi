@@ -57,7 +57,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         spikes: Any | None = None,
         **hypers: object,
     ) -> None:
-        """Make one; see `RuleOptimizer`.
+        """Create an optimizer of class `RuleOptimizer`.
 
         Args:
             params: Parameters, pairs of a name and a parameter, or groups, as torch takes them. A

@@ -117,7 +117,7 @@ def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
     A parameter without a description is left out.
     """
     notes = {**_common_notes(), **parse_notes(cls.__doc__, "Args:")}
-    lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
+    lines = [f"Create an optimizer of class `{cls.__name__}`.", "", "Args:"]
     for name, parameter in [*parameters.items()][1:]:
         if name in notes:
             label = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name

@@ -62,7 +62,7 @@ class SGD(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `SGD`.
+        """Create an optimizer of class `SGD`.
 
         Args:
             params: Parameters or groups, as torch's optimizers take them.
@@ -178,7 +178,7 @@ class Momentum(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Momentum`.
+        """Create an optimizer of class `Momentum`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -296,7 +296,7 @@ class MomentumW(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `MomentumW`.
+        """Create an optimizer of class `MomentumW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -415,7 +415,7 @@ class Adam(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adam`.
+        """Create an optimizer of class `Adam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -533,7 +533,7 @@ class LazyAdam(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `LazyAdam`.
+        """Create an optimizer of class `LazyAdam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -651,7 +651,7 @@ class AdamW(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamW`.
+        """Create an optimizer of class `AdamW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -769,7 +769,7 @@ class Adamax(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adamax`.
+        """Create an optimizer of class `Adamax`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -887,7 +887,7 @@ class Nadam(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Nadam`.
+        """Create an optimizer of class `Nadam`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1005,7 +1005,7 @@ class Adagrad(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adagrad`.
+        """Create an optimizer of class `Adagrad`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1123,7 +1123,7 @@ class AdagradDA(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdagradDA`.
+        """Create an optimizer of class `AdagradDA`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1241,7 +1241,7 @@ class Adadelta(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adadelta`.
+        """Create an optimizer of class `Adadelta`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1360,7 +1360,7 @@ class RMSprop(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `RMSprop`.
+        """Create an optimizer of class `RMSprop`.
 
         Args:
             params: Parameters or groups, as torch's optimizers take them.
@@ -1482,7 +1482,7 @@ class Ftrl(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Ftrl`.
+        """Create an optimizer of class `Ftrl`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1604,7 +1604,7 @@ class ProximalAdagrad(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `ProximalAdagrad`.
+        """Create an optimizer of class `ProximalAdagrad`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -1722,7 +1722,7 @@ class ProximalGradientDescent(RuleOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `ProximalGradientDescent`.
+        """Create an optimizer of class `ProximalGradientDescent`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

@@ -49,7 +49,7 @@ class AdafactorHF(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdafactorHF`.
+        """Create an optimizer of class `AdafactorHF`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

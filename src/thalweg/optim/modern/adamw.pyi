@@ -46,7 +46,7 @@ class AdamWCoupled(AdamWKin):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamWCoupled`.
+        """Create an optimizer of class `AdamWCoupled`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -163,7 +163,7 @@ class AdamWDecoupled(AdamWKin):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamWDecoupled`.
+        """Create an optimizer of class `AdamWDecoupled`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -280,7 +280,7 @@ class AdamWIndependent(AdamWKin):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamWIndependent`.
+        """Create an optimizer of class `AdamWIndependent`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -397,7 +397,7 @@ class AdamWCautiousDecay(AdamWKin):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamWCautiousDecay`.
+        """Create an optimizer of class `AdamWCautiousDecay`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -514,7 +514,7 @@ class NAdamW(AdamWKin):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `NAdamW`.
+        """Create an optimizer of class `NAdamW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -631,7 +631,7 @@ class CautiousAdamW(AdamWKin):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `CautiousAdamW`.
+        """Create an optimizer of class `CautiousAdamW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -748,7 +748,7 @@ class StableAdamW(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `StableAdamW`.
+        """Create an optimizer of class `StableAdamW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

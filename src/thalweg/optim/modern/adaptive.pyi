@@ -44,7 +44,7 @@ class LaProp(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `LaProp`.
+        """Create an optimizer of class `LaProp`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -164,7 +164,7 @@ class AdEMAMix(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdEMAMix`.
+        """Create an optimizer of class `AdEMAMix`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -288,7 +288,7 @@ class ADOPT(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `ADOPT`.
+        """Create an optimizer of class `ADOPT`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -408,7 +408,7 @@ class Adan(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Adan`.
+        """Create an optimizer of class `Adan`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -529,7 +529,7 @@ class LAMB(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `LAMB`.
+        """Create an optimizer of class `LAMB`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -647,7 +647,7 @@ class AdamH(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdamH`.
+        """Create an optimizer of class `AdamH`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -763,7 +763,7 @@ class SM3(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `SM3`.
+        """Create an optimizer of class `SM3`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

@@ -50,7 +50,7 @@ class MARS(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `MARS`.
+        """Create an optimizer of class `MARS`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

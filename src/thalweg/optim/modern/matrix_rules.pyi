@@ -73,7 +73,7 @@ class Muon(OfMatrices, ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Muon`.
+        """Create an optimizer of class `Muon`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -214,7 +214,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `NorMuon`.
+        """Create an optimizer of class `NorMuon`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -354,7 +354,7 @@ class AdaMuon(OfMatrices, ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `AdaMuon`.
+        """Create an optimizer of class `AdaMuon`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -489,7 +489,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `MuonH`.
+        """Create an optimizer of class `MuonH`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -623,7 +623,7 @@ class SOAP(OfEigenbases):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `SOAP`.
+        """Create an optimizer of class `SOAP`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -753,7 +753,7 @@ class KLSOAP(OfEigenbases):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `KLSOAP`.
+        """Create an optimizer of class `KLSOAP`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

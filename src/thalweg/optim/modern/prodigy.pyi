@@ -53,7 +53,7 @@ class Prodigy(ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `Prodigy`.
+        """Create an optimizer of class `Prodigy`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own

@@ -55,7 +55,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `ScheduleFreeAdamW`.
+        """Create an optimizer of class `ScheduleFreeAdamW`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
@@ -178,7 +178,7 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         diagnostics: int | Any | None = None,
         spikes: Any | None = None,
     ) -> None:
-        """Make one; see `ScheduleFreeSGD`.
+        """Create an optimizer of class `ScheduleFreeSGD`.
 
         Args:
             params: Parameters, (name, parameter) pairs, or groups, which may have their own
