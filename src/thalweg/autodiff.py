@@ -361,8 +361,9 @@ def watching(begin: Begin) -> ContextSetting:
     """Return a context manager that sets a callback for gradients in multi-process training.
 
     Args:
-        begin: Called before the first backward pass of the block with the leaves that get a
-            gradient. Returns None, or a hook to call with each leaf when its `grad` is complete.
+        begin: Called before the first backward pass of the `with` block, with the leaves that
+            get a gradient. Returns None, or a hook to call with each leaf when its `grad` is
+            complete.
     """
     change = partial(setattr, _recording, "begin")
     return ContextSetting(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))

@@ -35,7 +35,7 @@ def watch_fraction(label: str) -> Generator[Callable[[float, Callable[[], str]],
 
 @contextmanager
 def show_busy(text: str) -> Generator[None]:
-    """Show a text with a spinner during the block if standard error is a terminal."""
+    """Show a text with a spinner during a `with` block if standard error is a terminal."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield

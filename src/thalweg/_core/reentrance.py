@@ -35,7 +35,7 @@ def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> Co
     variable with the result could keep the step marked as running after its end.
 
     Args:
-        owner: The object whose attribute `stepping` marks the step in the block; else None.
+        owner: The object whose attribute `stepping` marks the step in the `with` block; else None.
         label: The name of the optimizer.
         caches: Plan caches. Their `replay` is None in the block. It is restored at the end unless
             the step has set a new replay.

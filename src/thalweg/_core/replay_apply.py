@@ -131,7 +131,10 @@ class ReplayedApply(ABC):
 
     @abstractmethod
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of coming steps that can be computed ahead, after `first` steps."""
+        """Yield, without end, a `ComingStep` for each step after `first` replayed steps.
+
+        Yield nothing if the scalars of these steps cannot be computed ahead.
+        """
 
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
         """Take a step with scalars from the table of scalars that were computed ahead.

@@ -71,8 +71,9 @@ class ReplayedPairs:
         numbers: Guarded tensors of one number, beginning with the counters.
         transforms: The transforms of the step's gradients.
         read: {hyperparameter: tensor from which `take_coming` reads it}.
-        carried_scalars: Names of the scalars that each step reads from the last counters and stores
-            there. These counters have the compute dtype of some of the variables.
+        carried_scalars: Names of scalars that each step reads from tensors and stores there. The
+            tensors are the last ones of `counters`, in the order of the names. They have the
+            compute dtype of some of the variables.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class ReplayedPairs:
             attributes: Pairs (dict, key). The dict is guarded: it must not change, except for the
                 value at the key. With None as key, no change is allowed.
             read: {hyperparameter: tensor from which `take_coming` reads it; see `can_read`}.
-            carried_scalars: Names of scalars that each step reads from the last counters and stores
-                there.
+            carried_scalars: Names of scalars that each step reads from tensors and stores there.
+                The tensors are the last ones of `counters`, in the order of the names.
         """
         guards = make_guard_table()
         if (
@@ -289,10 +290,10 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps write the scalars of `carried_scalars` to the last counters.
+        """Make native steps store each carried scalar in the scalar's tensor of `counters`.
 
-        Do nothing if a scalar has no program yet; a later call tries again. Calls after a success
-        do nothing.
+        Do nothing if native code does not yet compute all of these scalars; a later call tries
+        again. Also do nothing after a successful call.
         """
         if self._has_columns:
             return

@@ -162,11 +162,11 @@ class ReplayedTransforms:
             self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """Return the launches and the block for norms, as `GuardedStep` needs them.
+        """Return the launches and the memory block for norms, as `GuardedStep` needs them.
 
         Returns:
-            The launches that sum squares of gradients; and the address of the block that computes
-            the global norm, or 0.
+            (launches, address). The launches sum squares of gradients. The address is that of
+            `ReplayedGlobalNorm`, or 0 if native code does not compute the global norm.
         """
         measures = [(sweep.kernel.address, sweep.address, 0, 1) for *_, sweep in self._sweeps]
         return measures, 0 if self._norm is None else self._norm.address

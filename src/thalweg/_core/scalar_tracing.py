@@ -90,8 +90,8 @@ class _Tape:
         """Return the register of a symbol, or a new register with a constant.
 
         Raises:
-            TypeError: A symbol has another dtype than `dtype`. A constant is not an int, float or
-                scalar of `dtype`, or `dtype` is bool.
+            TypeError: `value` is a symbol of another dtype than `dtype`. Or `value` is a constant,
+                and `dtype` is bool. Or the constant is no int, float or scalar of `dtype`.
         """
         if type(value) is self.kinds[dtype]:
             return value.register
@@ -231,9 +231,12 @@ class Symbol(NDArrayOperatorsMixin):
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
         """Return the symbol of "value() if self else alternative".
 
-        Each run computes both results and selects one of them. If native code cannot compute
-        `value()`, the sample of this condition selects the result now. A run in which the condition
-        differs then fails.
+        The traced program computes both results and selects one of them in each run.
+
+        If the call of `value` raises TypeError, the program has only one of the results. The sample
+        of this condition selects the result now; `value` is called again if the sample is True.
+        A run in which the condition differs from the sample then fails. Without samples, raise the
+        TypeError.
 
         Args:
             value: Called without arguments; returns a symbol or number.

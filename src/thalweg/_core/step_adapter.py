@@ -163,7 +163,7 @@ class StepAdapter:
 
     @lazy
     def in_common(self) -> dict[str, float]:
-        """{name: value} of the rule's optimizer-wide slots before the step; {} without any."""
+        """{name: value} of the rule's optimizer-wide slots before the step; {} if it has none."""
         rule = self.step_rule()
         if rule is None or not rule.common_slots:
             return {}

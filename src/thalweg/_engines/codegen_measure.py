@@ -112,7 +112,8 @@ def share_reductions(
 ) -> list[ReductionType]:
     """Return the distinct reductions of measures; measures with equal formula and kind share one.
 
-    `targets` of a reduction receives the indices in `measures` of the measures that use it.
+    Set `targets` of each reduction to {"row", "column" or "variable": indices in `measures`}. The
+    indices are those of the measures over this axis that use the reduction.
 
     Args:
         make: `make(index of the formula, "sum" or "largest")` returns a new reduction.

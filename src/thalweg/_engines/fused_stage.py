@@ -105,13 +105,18 @@ def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
 
 
 def _infer_kind(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
-    """Return the kind of a node's value: "row", "column", "matrix", or "" for a scalar.
+    """Return the kind of a node's value: "row", "column" or "matrix" for a number of each, or "".
+
+    "" is the kind of a scalar. A mean over rows or columns has the kind "matrix". The kind of other
+    operations is the first of "row", "column", "matrix" and "" that an argument has.
 
     Args:
         arg_kinds: The kinds of the node's arguments.
 
     Raises:
-        RuleError: The operation is not allowed for these kinds.
+        RuleError: The operation is exp, log or power. Or arguments have the kinds "row" and
+            "column". Or a mean over rows has another argument than "row", or a mean over columns
+            another argument than "column".
     """
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")

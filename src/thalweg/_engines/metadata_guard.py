@@ -20,7 +20,7 @@ class MetadataGuard:
     torch lacks the function, `holds` always returns False. Callers then compare in Python.
 
     Args:
-        tensors: The tensors; without any, `holds` returns False.
+        tensors: The tensors. If there are none, `holds` returns False.
     """
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:

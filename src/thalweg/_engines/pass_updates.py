@@ -164,9 +164,12 @@ def _can_run_passes(rule: Rule) -> bool:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return a tuple for each pass over memory, in order: the names of the computed values.
+    """Return a tuple of names for each time that a step reads all elements of a variable.
 
-    The last tuple, (), is for the update.
+    A tuple names the values that are computed in that reading. The first tuples are for the `Pass`
+    and `Measure` entries of `rule.passes`; consecutive measures may share a tuple. Then follow a
+    tuple for `rule.measures` and one for each level, except where there are no measures. The last
+    tuple, (), is for the update.
     """
     sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:

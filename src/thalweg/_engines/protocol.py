@@ -114,7 +114,11 @@ class Columns(NamedTuple):
         return {**shared, **by_variable}
 
     def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
-        """Return functions that copy values to slots; no slot changes if `apply_flag` is False."""
+        """Return a list of one function that copies `values` to `slots`; [] if there are no slots.
+
+        If `apply_flag` is a tensor, this call reads the flag and the slots. With a False flag, the
+        function later writes the values that the slots had at this call.
+        """
         slots, values = list(slots), list(values)
         if not slots:
             return []

@@ -275,7 +275,10 @@ class TorchPart:
         return lines
 
     def _reduce_peaks(self) -> Float64:
-        """Return the largest magnitude of each gradient; 0 for a gradient without elements."""
+        """Return a float64 NumPy array with the largest magnitude of each variable's gradient.
+
+        The magnitude of a gradient without elements is 0.
+        """
         largest = np.zeros(len(self._request.variables))
         grads = {
             index: self._read_gradient(index)

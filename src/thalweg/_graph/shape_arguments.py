@@ -84,7 +84,12 @@ class _Trial(dict[SymbolicTensor, Any]):
         self.size = size
 
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
-        """Compute and store a tensor's value; raise InvalidArgumentError if it is not a size."""
+        """Compute, store and return the value of `tensor` in this trial.
+
+        Raises:
+            InvalidArgumentError: `tensor` has no integer dtype, or a user's Python function
+                computes it. Or the value depends on a tensor of unknown shape.
+        """
         op, device = tensor.op, torch.get_default_device()
         if op.type == "Shape":
             sizes = self._trial_shape(op.inputs[0])

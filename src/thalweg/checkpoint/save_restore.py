@@ -104,7 +104,7 @@ class Restored:
     Attributes:
         optimizer: The argument `optimizer`, or a new optimizer; None if none was restored.
         extra: The value saved as `extra`, or None.
-        metrics: The metrics passed to `CheckpointManager.save`; {} without any.
+        metrics: The metrics passed to `CheckpointManager.save`; {} if there were none.
         step: The number passed to `CheckpointManager.save`, or None.
         left: Names of the file's variables that were not restored, and "optimizer" if ignored.
     """

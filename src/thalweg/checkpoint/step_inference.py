@@ -66,7 +66,7 @@ def power_blocks(beta: Any) -> Iterator[np.ndarray]:
 
 
 def power_after(beta: Any, steps: int) -> Any:
-    """Return the power of `beta` after a number of steps, in the dtype of `beta`."""
+    """Return beta**(steps + 1), the power of `beta` after `steps` steps, in the dtype of `beta`."""
     for block in power_blocks(beta):
         if steps < len(block):
             return block[steps]
@@ -75,9 +75,10 @@ def power_after(beta: Any, steps: int) -> Any:
 
 
 def steps_of(power: Any, beta: Any) -> int | None:
-    """Return the step count after which the power of `beta` equals `power` to the bit.
+    """Return the step count k for which beta**(k + 1) equals `power` to the bit.
 
-    Return None if there is no such count, or if `power` is 0 or `beta` is 1.
+    The powers of `beta` are rounded as in `power_blocks`. Return None if there is no such count.
+    Also return None if `power` or `beta` is not between 0 and 1.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None

@@ -163,7 +163,7 @@ def plan_buckets(
 
     Args:
         numbered_templates: (index, tensor) pairs, with equal shapes and dtypes on all ranks.
-        size: Bytes after which a bucket is full. A larger tensor is alone in a bucket.
+        size: The most bytes of a bucket. A larger tensor is alone in a bucket.
         make_bucket: `make_bucket(indices, tensors)` returns a bucket.
     """
     full: list[list[tuple[int, Tensor]]] = []

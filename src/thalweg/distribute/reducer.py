@@ -95,8 +95,9 @@ class Reducer:
             scatters: True to reduce-scatter dense gradients: each rank receives parts of sums.
 
         Returns:
-            (pairs, step). The pairs have the sums of gradients. With `scatters`, sums of dense
-            gradients are in the step instead; the pairs then have this rank's dense gradients.
+            (pairs, shared_step). `pairs` is a list of (gradient sum, variable). With `scatters`,
+            only `shared_step` has the sums of dense gradients: this rank's parts. A dense gradient
+            in `pairs` is then this rank's own, not a sum.
         """
         shards = self._require_shards()
 
@@ -291,7 +292,7 @@ class Reducer:
         Args:
             leaves: The leaf tensors of the backward pass. This rank declines if a leaf is not a
                 variable of the last step.
-            declines: True to decline in any case.
+            declines: True to decline always.
 
         Returns:
             A function to call with each leaf whose gradient is complete. None if this rank

@@ -43,7 +43,7 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
         kind: The class of the result: `ReplayedStep` or a subclass.
     """
     absent, adapters = _make_stand_ins(optimizer), ()
-    # An error here means no replay. The step with all checks raises the error to the user.
+    # An error here means no replay. The step without replay raises the error to the user.
     with suppress(*ERRORS), writable():
         adapters = _plan_rules(optimizer, absent) if absent else ()
     replay = kind.of(optimizer, adapters, absent) if adapters else None

@@ -141,7 +141,8 @@ def _is_plain(tensor: Tensor) -> bool:
 def put_in_graph(operands: Operands) -> bool:
     """Add the step operation to the graph that Dynamo traces; return True if it was added.
 
-    Return False, and add nothing, if `can_be_taken` returns False or the operands are stale.
+    Return False, and add nothing, if `can_be_taken` returns False. Also return False if a step has
+    replaced a parameter or slot, so that `operands` lists old tensors.
     """
     if not can_be_taken(operands.handle) or operands.is_stale:
         return False
@@ -157,7 +158,10 @@ def put_in_graph(operands: Operands) -> bool:
 
 
 def forget_gradients(operands: Operands) -> None:
-    """Set the gradients of the operands to None, unless they are stale; traced for `zero_grad`."""
+    """Set the gradients of the operands' parameters to None; Dynamo traces this for `zero_grad`.
+
+    Do nothing if a step has replaced a parameter or slot.
+    """
     can_be_taken(operands.handle)
     if not operands.is_stale:
         for param in operands.parameters:

@@ -377,7 +377,7 @@ class FusedOptimizer(GroupChecks, StepReports):
             self._step_carefully()
 
     def _step_carefully(self) -> None:
-        """Take a step with all checks; the caller holds the lock.
+        """Check all inputs, then take a step without replay; the caller holds the lock.
 
         Update nothing if GradScaler found an overflow, or while gradients are accumulated.
         """

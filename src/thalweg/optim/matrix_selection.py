@@ -26,7 +26,7 @@ def hidden_matrices(
 
     Names have the order of `named_parameters()`. The tuple is a selector for
     `groups(model, rules=...)`. The choice is a heuristic: it excludes embeddings, the output layer,
-    tied parameters of both, and weights of norms. Weights of grouped convolutions, and parameters
+    parameters tied to either, and weights of norms. Weights of grouped convolutions, and parameters
     of two or more dimensions in other modules, may hold several matrices. Name such parameters in
     `allow` or `leave`. Rules for matrices update parameters of three dimensions, such as kernels of
     Conv1d, only with a `layout` or `heads=1`.
@@ -35,8 +35,8 @@ def hidden_matrices(
         module: The model.
         output: The parameters of the output layer, by name or pattern ("head.*"); () for none. None
             takes the layer of the model's `get_output_embeddings()`.
-        allow: Names or patterns of parameters to include in any case.
-        leave: Names or patterns of parameters to exclude.
+        allow: Names or patterns of parameters to include against the heuristic.
+        leave: Names or patterns of parameters to exclude, even if `allow` selects them.
 
     Raises:
         InvalidArgumentError: A parameter must be in `allow` or `leave`; a name or pattern selects

@@ -148,11 +148,11 @@ class Column(_StoredNumbers):
 
     @property
     def is_known(self) -> bool:
-        """True if no other code has written to the block since its numbers were read or written."""
+        """True if no other code has written to `block` since the last read or write of numbers."""
         return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return a list of one callable that writes new numbers into the block.
+        """Return a list of one callable that writes new numbers into the tensor `block`.
 
         Args:
             values: One number per parameter, or a single number for all.
@@ -222,8 +222,8 @@ class ForeignColumn(_StoredNumbers):
         """Return callables that write numbers into the state tensors.
 
         A step count is not overwritten. Its callable adds the difference between the new count and
-        the last read count, so that increments by other code stay. A tensor of several parameters
-        is increased once.
+        the last read count, so that increments by other code stay. A tensor that several
+        parameters share is increased once.
 
         Args:
             values: One number per parameter, or a single number for all.

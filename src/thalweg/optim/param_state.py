@@ -175,7 +175,7 @@ class ParamState:
         starts: Mapping[int, Entries],
         scalar_devices: tuple[torch.device | None, torch.device],
     ) -> None:
-        """Create missing slots and numbers, which `publishing` adds; set `params` and `columns`.
+        """Create missing slots and numbers as new entries; set `params` and `columns`.
 
         Args:
             state: The state of the optimizer. Only slots on a wrong device are replaced in it.
@@ -222,10 +222,13 @@ class ParamState:
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
-        """Create `slot` for each parameter whose state lacks it; `publishing` adds the tensors.
+        """Create a new entry with a tensor of `slot` for each parameter whose state lacks the slot.
 
         If any state lacks the slot, set `self.lacked[slot.name]` to a list of bools: True for each
-        parameter without the slot. `starts` is the argument of `make`.
+        parameter without the slot.
+
+        Args:
+            starts: {id(parameter): {name: initial value}} of values other than `slot.initial`.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
@@ -284,7 +287,7 @@ class ParamState:
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
         """Return the column for the state key `name`, with the tensors in the state if possible.
 
-        If a number is missing or a tensor must be replaced, create tensors for `publishing` to add.
+        If a number is missing or a tensor must be replaced, create tensors as new entries.
 
         Args:
             starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
@@ -340,7 +343,7 @@ class ParamState:
 
         Args:
             scalars: For each parameter, its tensor in the state or an initial number. A number
-                becomes a new tensor, which `publishing` adds to the state.
+                becomes a new tensor, a new entry.
             dtype: The dtype of new tensors; None for `scalar_dtype()`.
         """
         scalar_device, host_device = self.scalar_devices
@@ -362,7 +365,7 @@ class ParamState:
     ) -> AnyColumn:
         """Copy `scalars` into one new tensor; return the column of this tensor.
 
-        `publishing` adds views of the elements to the state.
+        Views of the elements become new entries.
 
         Args:
             scalars: For each parameter, a tensor of the state or an initial number.
@@ -474,7 +477,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """Return callables that add new entries to the optimizer's state; [] without any."""
+        """Return callables that add the new entries, if there are any, to the optimizer's state."""
         if not self._fresh:
             return []
         owned = zip(self.params, self.owners, strict=True)

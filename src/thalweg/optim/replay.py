@@ -1,8 +1,9 @@
 """Replay of a torch-style step: one native call that checks guards, then updates all parameters.
 
-A guard compares an object with the one that the last step found. A *sub-step* is the part of a step
-with the update of one rule. The *passes* of a rule are kernels that run before its update, and the
-*judge* is the option that refuses steps with outlying gradients or losses.
+A guard compares an object with the one that the last step found. A step
+*without replay* checks all inputs and runs the optimizer's Python code. A *sub-step* is the part of
+a step with the update of one rule. The *passes* of a rule are kernels that run before its update,
+and the *judge* is the option that refuses steps with outlying gradients or losses.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class ReplayedStep:
         replay = cls(optimizer, adapters, absent)
         try:
             return replay if replay._plan(optimizer) else None
-        # A step with all checks raises for errors that concern it.
+        # A step without replay raises for errors that concern it.
         except ERRORS:
             return None
 
@@ -297,7 +298,7 @@ class ReplayedStep:
         }
 
     def _is_unchanged(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
-        """Return True if a step with all checks would repeat the last one exactly.
+        """Return True if a step without replay would repeat the last one exactly.
 
         `gradients` has the gradient of each parameter in `self._owners`.
         """
@@ -321,7 +322,7 @@ class ReplayedStep:
     def _add_guards(
         self, guards: GuardTable, places: Sequence[int], idle_params: Sequence[Tensor]
     ) -> bool:
-        """Add guards of all lists, dicts and tensors on which a step with all checks depends.
+        """Add guards of all lists, dicts and tensors on which a step without replay depends.
 
         Return False if an object cannot be guarded, or if an idle parameter has a gradient. Also
         append the options of groups that have no parameter in the step to `self._idle_options`.
@@ -406,7 +407,7 @@ class ReplayedStep:
         """
         if (
             type(optimizer) is not self._class
-            # Another thread has taken a step with all checks.
+            # Another thread has taken a step without replay.
             or cache.replay is not self
             or fields.get("param_groups") is not self.groups
             or len(self.groups) != self._group_count
@@ -540,7 +541,7 @@ class ReplayedStep:
             numbers = chain.from_iterable(map(_pair_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
                 guards.set_column(k, value, current)
-        # The step with all checks raises the error with its message.
+        # The step without replay raises the error with its message.
         except ERRORS:
             return None
         self.launches.set_threads(guards)
@@ -566,7 +567,7 @@ class ReplayedStep:
                 separately.
 
         Returns:
-            (updates, calls), or None if a step with all checks is needed. `updates` has (column,
+            (updates, calls), or None if a step without replay is needed. `updates` has (column,
                 numbers after the step) pairs; it is empty if native code computes the scalars.
                 `calls` record the decision of `spikes`.
         """
@@ -605,8 +606,9 @@ class ReplayedStep:
         """Let the option `spikes` judge the step by the measured norms of its gradients.
 
         Return ({dtype: scalars of gradient transforms}, callables that record the decision).
-        Return None if a step with all checks must decide. If norms were measured in a separate
-        call, append their report to `self._reports`.
+        Return None if the norm exceeds the limit of `spikes`; the caller then takes the step
+        without replay. If norms were measured before the native call of the step, append (number of
+        the replayed step, `GradientReport` of the norms) to `self._reports`.
         """
         report = None
         if gradients.part == replay_block.UPDATE:

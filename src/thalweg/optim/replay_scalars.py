@@ -195,7 +195,7 @@ class TorchScalars(GroupScalars):
         return {name: _as_symbol(scalar, number) for name, scalar in scalars.items()}
 
     def _careful_key(self) -> Hashable:
-        """Return the key of these parameters in a step with all checks.
+        """Return the key of these parameters in a step without replay.
 
         It is the group's index, or a tuple of this index and the numbers that differ between
         parameters.
@@ -296,6 +296,6 @@ def hold(options: Options | None, group: Group) -> bool:
     if options is None or options.hold(group):
         return options is not None
     rate: Any = group.get("lr")
-    # A step with all checks raises an error for other rates.
+    # A step without replay raises an error for other rates.
     is_ordinary_rate = type(rate) in (float, int) and -MOST_READ < rate < MOST_READ
     return is_ordinary_rate and not options.moves and options.hold_beside_rate(group)

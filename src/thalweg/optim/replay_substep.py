@@ -91,7 +91,7 @@ class ReplayedSubStep:
         )
 
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
-        """Return True if a step with all checks would run the last plan again.
+        """Return True if a step without replay would run the last plan again.
 
         Return False if parameters or state were replaced. Also return False if changed options
         select another rule, or if stochastic rounding would use other random bits.
@@ -209,7 +209,7 @@ class ReplayedSubStep:
             # Writes that change no version counter are found by the native call.
             if not column.is_known:
                 column.read()
-            # A step with all checks that failed may have read the column, too.
+            # A step without replay that failed may have read the column, too.
             if column.reads != self._reads[k]:
                 if column.common is None and not self._have_equal_numbers(column.values):
                     return False

@@ -143,11 +143,14 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Record that a step with all checks ran the last plans again; drop the present replay.
+        """Record that a step without replay ran the same plans as the step before; drop `replay`.
 
-        If the plans have run often enough, set `due_adapters` to `adapters`: the next step then
-        plans a replay. Change nothing if diagnostics measured the step and the present replay has
-        these plans.
+        If the plans have run often enough, detach the adapters and store them in `due_adapters`:
+        the next step then plans a replay. Change nothing if diagnostics measured the step and
+        `replay` repeats the plans of this step.
+
+        Args:
+            adapters: The adapter of each rule's update in this step.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

@@ -47,7 +47,8 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
     """Raise if torch's step of one parameter would access memory outside a tensor's storage.
 
     Args:
-        state: The parameter's state. Copies replace slots that torch would corrupt.
+        state: The parameter's state, which this function may change. Torch's step may write to
+            a wrong address if a slot has a storage offset; a copy then replaces the slot.
         coalesces: True if torch's step coalesces sparse gradients.
     """
     gradient = param.grad
@@ -121,8 +122,8 @@ def whole(optimizer: Any) -> Generator[None]:
 def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     """Return a hashable key of all facts that decide whether torch accepts a step.
 
-    Return None if torch certainly accepts the step. Also return None if a tensor of a subclass with
-    its own dispatch could not be restored.
+    Return None if tensors need not be copied before the step, because torch certainly accepts the
+    step. Also return None if a tensor's class has its own dispatch: such a step is not restored.
     """
     kinds: list[Any] = []
     is_ordinary = True

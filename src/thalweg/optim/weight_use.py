@@ -168,8 +168,9 @@ class WeightUse:
 
         Raises:
             UnusedError: No product was recorded, or the use of some outputs is unknown.
-            UndecidedError: Products differ in orientation. Or sets of outputs partly overlap or do
-                not repeat evenly. Or only rows, or only columns, are interleaved.
+            UndecidedError: The recorded uses define no layout of equal or adjacent blocks. For
+                example, two products use the weight in different orientations. Or two groups of
+                outputs that are used together overlap in part.
         """
         if self._orientation is None:
             raise UnusedError("the forward pass did not multiply with it")

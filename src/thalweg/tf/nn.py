@@ -277,7 +277,15 @@ def dropout(
 def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Return `dropout` of `x` if `training`, a bool or bool tensor, is True, otherwise `x`."""
+    """Return `dropout` of the tensor `x`, or the values of `x` if `training` is a False tensor.
+
+    Args:
+        training: True, or a bool tensor of shape (). Other arguments are those of `dropout`.
+
+    Raises:
+        InvalidArgumentError: `rate` is a number that is not in [0, 1).
+        InvalidTypeError: `x` has integers.
+    """
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):

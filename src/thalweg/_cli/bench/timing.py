@@ -132,7 +132,7 @@ def busy_elsewhere() -> float:
 
 @contextmanager
 def no_collection() -> Generator[None]:
-    """Collect garbage once, then disable the garbage collector inside the block."""
+    """Collect garbage once, then disable the garbage collector in a `with` block."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

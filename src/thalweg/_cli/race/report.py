@@ -320,7 +320,7 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Generator[BinaryIO]:
-    """Open a temporary file for writing, and rename the file to `path` at the end of the block.
+    """Open a temporary file for writing; the end of the `with` block renames the file to `path`.
 
     An error leaves the old file unchanged. The new file has the permissions of the old file, and
     the owner of the old file if the system allows this. The owner can always read and write.

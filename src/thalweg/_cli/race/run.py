@@ -287,7 +287,7 @@ def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
 
 @contextmanager
 def set_threads(count: int) -> Generator[None]:
-    """Set torch's number of threads inside the block."""
+    """Set torch's number of threads for a `with` block."""
     previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -194,7 +194,7 @@ class _LongTile:
     Attributes:
         has_row: True if a measure is over rows.
         lanes: Lines that reserve arrays for partial results of rows and columns.
-        zero: [the statement that resets a partial result of columns], or [] without any.
+        zero: [the statement that resets a partial result of columns], or [] if there is none.
     """
 
     def __init__(self, reduction: _TileReduction, name: int, tile_count: int) -> None:

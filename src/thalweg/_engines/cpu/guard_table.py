@@ -133,7 +133,7 @@ class GuardTable:
         detects_tracing: True if `replay` detects that this thread traces or records operations.
         releases_lock: True if all kernels of a step run without Python's lock. Set by callers,
             which then pass `pairs` to `replay` and keep the memory of all tensors alive.
-        replay_counter: The number of replayed steps; a ctypes integer in the block.
+        replay_counter: The number of replayed steps; a ctypes integer in `block`.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -282,7 +282,7 @@ class GuardTable:
         self._call = bind_replay(self._address)
 
     def _set_table(self, word: int, rows: Any, size: int) -> Int64:
-        """Make the block refer to an array of records; return the array, which the table keeps.
+        """Make `block` refer to an array of records; return the array, which the table keeps.
 
         Args:
             word: The index in `block` for the number of records. The next word gets the address.
@@ -383,7 +383,7 @@ class GuardTable:
         self._set_table(replay_block.OPTIONS, options, replay_block.OPTION_BYTES)
 
     def _set_constants(self) -> None:
-        """Write addresses of Python's functions and classes, and torch's offsets, to the block."""
+        """Write addresses of Python's functions and classes, and torch's offsets, to `block`."""
         constants = {
             **python_functions(),
             replay_block.CLASS_OF_LISTS: id(list),
@@ -482,7 +482,7 @@ class GuardTable:
 
     @property
     def _table(self) -> Int64:
-        """Return the table of coming steps whose address is in the block."""
+        """Return the table of coming steps whose address is in `block`."""
         return self._tables[int(self.block[replay_block.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
@@ -571,7 +571,7 @@ class GuardTable:
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:
-        """Write to the block the function and thread count for comparisons on several threads.
+        """Write to `block` the function and thread count for comparisons on several threads.
 
         Write zeros if no kernel runs on several threads. One thread then compares all tensors.
         """

@@ -328,7 +328,10 @@ class Element:
         return [*lines, *self._point_at_vectors()]
 
     def _point_at_vectors(self) -> list[str]:
-        """Return lines that load the sides of a matrix, and pointers to vectors; [] without any."""
+        """Return lines that load a matrix's numbers of rows and columns, and pointers to vectors.
+
+        Return [] if the rule has no vectors.
+        """
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
@@ -339,7 +342,10 @@ class Element:
         return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load, for each element, the number of each vector; [] without any."""
+        """Return lines that load, for each element, the number of each vector.
+
+        Return [] if the rule has no vectors.
+        """
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]

@@ -318,11 +318,11 @@ class LaneReduction(Targets):
         return lines
 
     def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
-        """Return lines that store a value for all measures of this reduction over `scope`.
+        """Return one line for each measure over `scope` of this reduction: a store of `value`.
 
         Args:
-            scope: "row", "column" or "variable".
-            offset, value: Expressions.
+            scope: "row", "column" or "variable". Other measures are left out.
+            offset, value: Expressions: the offset in each measure's array, and the stored value.
             mask: An expression; "" to store all values.
         """
         mask_argument = f", mask={mask}" if mask else ""

@@ -181,7 +181,10 @@ def load_function(code: bytes, name: str, device_index: int) -> c_void_p:
 
 @cache
 def _find_context(device_index: int) -> c_void_p:
-    """Return CUDA's current context of a device; raise RuntimeError if there is none."""
+    """Return the context that this thread uses on a device of torch; cache the context.
+
+    Raise RuntimeError if the thread has no context on the device.
+    """
     driver = of_torch()
     with torch.cuda.device(device_index):
         context = c_void_p()

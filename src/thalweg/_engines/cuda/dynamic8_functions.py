@@ -187,9 +187,14 @@ def code_dynamic8(x, peaks, dithers, t0, t1, t2, t3, t4, t5):
 
 @triton.jit
 def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.constexpr):
-    """Return the integer codes of nonnegative numbers, rounded by `dithers`.
+    """Return the integer codes of nonnegative float32 numbers.
 
-    `peaks` has the bits of each block's maximum. `t0` to `t5` are the rows of `_make_tables`.
+    Args:
+        x: The numbers.
+        peaks: The bits of the maximum of each number's block.
+        dithers: Offsets in (0, 1), added to unrounded codes before the fraction is dropped.
+        t0, t1, t2, t3, t4, t5: The rows of `_make_tables`.
+        FLUSH: True if a subnormal quotient of number and scale is 0. The code of 0 is 0.
     """
     share = tl.maximum(_share_of(x, peaks), _LEAST_SHARE)
     code = _integer_of(_rank_of(share, t0, t1, t2, t3, t4, t5) + dithers)

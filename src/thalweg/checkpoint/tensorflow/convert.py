@@ -284,9 +284,10 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> list[StoredTensor]:
-    """Return the converted tensors of an optimizer: all except slots of omitted variables.
+    """Return the optimizer's tensors in the file, except slots of variables that are not converted.
 
-    Scalars are converted because the new optimizer's arguments include or imply the scalars.
+    The variables in `destinations` are converted. Scalars, such as powers of betas, are included:
+    the arguments of the new optimizer replace them.
     """
     source, slots = checkpoint.source, detected.slots
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()

@@ -130,8 +130,9 @@ def match_parameters(
 ) -> list[tuple[Parameter, Tensor]]:
     """Return (parameter, variable) pairs of a torch optimizer.
 
-    A list with any parameter of the torch optimizer itself is matched by identity. Other variables
-    are matched by name if all parameters and variables have names, and by order if not.
+    A list is matched by identity if an element is a parameter of the torch optimizer. Other
+    variables are matched by name if all parameters and all variables have names. Without all names,
+    they are matched by order.
 
     Args:
         state_or_optimizer: The torch optimizer that the state was read from, or its state dict.
@@ -139,7 +140,7 @@ def match_parameters(
 
     Raises:
         InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer. Or
-            a name stands for no variable, several variables, or the variable of another name.
+            a key of the dict `variables` has no or several variables. Or two keys share a variable.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     params: list[Tensor] = []

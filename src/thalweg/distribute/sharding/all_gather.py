@@ -29,7 +29,7 @@ def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]],
         shards: The assignment of elements to ranks.
         tensors: (variable, target, gradient) triples. The target is the variable, or a tensor of
             its shape. If the gradient is IndexedSlices, only the gradient's rows are exchanged.
-        size: Bytes after which a message is full; a large tensor is sent alone.
+        size: The most bytes of a message of several tensors. A large tensor is sent alone.
     """
     dense: list[tuple[int, Tensor]] = []
     for index, (var, updated, grad) in enumerate(tensors):

@@ -29,7 +29,7 @@ class SharedStep:
         sums: {id of a variable: this rank's part of the gradient sum}. A gradient without entry is
             a full sum, which is cut.
         step_number: The number of the step under the strategy, from 1.
-        size: Bytes per message.
+        size: The most bytes of a message of several tensors.
     """
 
     def __init__(

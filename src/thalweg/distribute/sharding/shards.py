@@ -207,7 +207,14 @@ class Shards:
         return IndexedSlices(grad.values[is_local], grad.indices[is_local] - start, shape)
 
     def as_rows(self, local_part: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a variable or slot viewed as rows; cache the view."""
+        """Return a view of this rank's part in the shape (rows of the part, *var.shape[1:]).
+
+        A part with these trailing sizes is returned itself. Views are cached.
+
+        Args:
+            local_part: This rank's part of `var`, or of a slot of `var`.
+            var: The whole variable.
+        """
         if local_part.shape[1:] == var.shape[1:]:
             return local_part
         view = self._views.get(id(local_part))

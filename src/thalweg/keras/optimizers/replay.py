@@ -219,7 +219,7 @@ class KerasReplay(ReplayedApply):
     def _read_rate(self, optimizer: Any) -> bool:
         """Read the learning rate again if it has changed.
 
-        Return False if only a step with all checks can use the new rate, else True.
+        Return False if only a step without replay can use the new rate, else True.
         """
         rate = self._rate_tensor
         if rate is None:
@@ -249,7 +249,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield a `ComingStep`, with scalars, for step `first` and each later step, endlessly."""
+        """Yield, without end, a `ComingStep` for each step after `first` replayed steps."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:

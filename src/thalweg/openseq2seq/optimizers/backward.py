@@ -88,7 +88,7 @@ class BackwardResult(NamedTuple):
 def unscaled(backward: BackwardResult) -> list[Gradient]:
     """Return one unscaled gradient per target, in the target's dtype, with the penalty added.
 
-        (cast(g) + scale penalty) / scale
+        (gradient.to(target.dtype) + scale * penalty) / scale
 
     The tensors of `backward` must be concrete; they are not changed. If the scale is None, return
     the gradients without casts and penalties. As in OpenSeq2Seq, division is a multiplication by

@@ -70,8 +70,7 @@ class LiveRate:
     def times(self, factor: object) -> Tensor:
         """Return a new tensor that `set` keeps equal to `factor` times the learning rate.
 
-        If factor and rate are numbers, the product of Python numbers is rounded once, as in a
-        graph.
+        The product of two Python numbers is computed by Python, then rounded to the tensor's dtype.
         """
 
         def product() -> Tensor:

@@ -352,7 +352,7 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the checked state as a `Loading`, for `state.restore`; hold locks in the block."""
+        """Yield the checked state as a `Loading`, for `state.restore`; hold locks meanwhile."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)

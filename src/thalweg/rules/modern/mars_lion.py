@@ -12,7 +12,11 @@ def update(
     weight_decay, mean_weight, square_share, square_weight, mean_correction, root_correction,
     corrects,
 ):  # fmt: skip
-    """Return the new var and slots: after Lion's step if `corrects` is 1, after AdamW's if 0."""
+    """Return the new (var, last_grad, exp_avg, exp_avg_sq), by Lion's or AdamW's step.
+
+    Both steps use the corrected gradient divided by `clip`. A `corrects` of 0 selects AdamW's step,
+    another number Lion's step, which leaves `exp_avg_sq` unchanged.
+    """
     corrected_grad = corrected(grad, last_grad, gain, steps_before) / clip
     exp_avg = lerp(exp_avg, corrected_grad, mean_weight)
     square = mean_square(exp_avg_sq, corrected_grad, square_share, square_weight)

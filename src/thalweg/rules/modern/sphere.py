@@ -6,11 +6,14 @@ RADIUS = Slot("radius", initial=-1.0, scalar=True)  # of the sphere; not measure
 
 
 def per_variable(*, variable, step, product, radius, learning_rate):
-    """Return {"along": factor of the step, "back": factor of the variable, "radius": norm to keep}.
+    """Return scalars of the update `variable * back - along * step`, which keeps the norm.
+
+    The dict has the keys "along", "back" and "radius" (the norm to keep).
 
     Args:
-        variable, step, product: Sums of the variable's squares, of the step's squares, and of the
-            products of variable and step.
+        variable: The sum of squares of the variable's elements.
+        step: The sum of squares of the step's elements.
+        product: The sum of the products of the variable's and the step's elements.
         radius: The norm to keep. A negative number selects the variable's present norm.
         learning_rate: The length of the step divided by the radius.
     """

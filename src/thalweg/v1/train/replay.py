@@ -238,10 +238,10 @@ class V1Replay(ReplayedApply):
         return not status
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield a `ComingStep` for step number `first` and each following step, without end.
+        """Yield, without end, a `ComingStep` for each step after `first` replayed steps.
 
         A `ComingStep` has a step's scalars, and the counters after the step. Yield nothing if a
-        signal handler has taken step `first`.
+        signal handler has just taken the first of these steps.
         """
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)

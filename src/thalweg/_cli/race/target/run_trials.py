@@ -98,7 +98,7 @@ def _steps_to_beat(results: Results, key: Key) -> int | None:
 
 @contextmanager
 def _open_pool(jobs: int) -> Generator[ProcessPoolExecutor]:
-    """Yield a pool of processes that ignore Ctrl-C and are terminated if the block fails."""
+    """Yield a pool of processes that ignore Ctrl-C; an error in the `with` block kills them."""
     # The pool has no public list of its processes.
     earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process)

@@ -256,7 +256,14 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Return the reasons why `powers` cannot be powers of `betas` after one step count, or []."""
+    """Return texts that say why `powers` are not powers of `betas` after equal numbers of steps.
+
+    Return [] if there is no contradiction. Powers of 1 or more are not compared.
+
+    Args:
+        powers: {name of a power: tensor of the power}. Integer tensors are ignored.
+        betas: {name of a power: beta}. Names in only one of the dicts are ignored.
+    """
     problems: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: power for name, power in powers.items() if power.is_floating_point()}

@@ -133,8 +133,11 @@ def _make_rate(
     """Return the learning rate as a scalar variable or tensor; return None for None.
 
     With `decay`, return `decay(rate, step)`, and add a summary if "learning_rate" is in
-    `summaries`. Raise InvalidArgumentError for a `learning_rate` of another kind or below 0. Also
-    raise InvalidArgumentError for a `decay` without `step`.
+    `summaries`.
+
+    Raises:
+        InvalidArgumentError: `learning_rate` is an int, a negative float, a tensor with dimensions,
+            or another object. Or `decay` is given, but `step` is None.
     """
     if learning_rate is None:
         return None

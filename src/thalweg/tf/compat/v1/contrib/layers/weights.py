@@ -75,7 +75,10 @@ def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], An
 def sum_regularizer(
     regularizer_list: Sequence[Any], scope: str | None = None
 ) -> Callable[[Any], Any] | None:
-    """Return a function that adds several penalties, or None without any; `scope` is ignored."""
+    """Return a function that adds several penalties, or None if all regularizers are None.
+
+    `scope` is ignored.
+    """
     regularizers = [regularizer for regularizer in regularizer_list if regularizer is not None]
     if not regularizers:
         return None
