@@ -356,7 +356,7 @@ def test_unusual_stages_are_replayed(rule: Rule, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
-    cover_values(product(MAKERS, OPTIONS, (torch.float32, torch.float64, torch.bfloat16)), 4),
+    cover_values(product(MAKERS, OPTIONS, (torch.float32, torch.float64, torch.bfloat16)), 2),
     ids=str,
 )
 def test_options_are_replayed(
