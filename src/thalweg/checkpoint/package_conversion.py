@@ -68,7 +68,10 @@ def convert_file(
     packages = recognize(state, [optimizer or ""] * len(groups))
     if packages is None:
         package_names = ", ".join(dict.fromkeys(package.name for package in PACKAGES))
-        raise InvalidArgumentError(f"{fspath(path)}: the state is of none of {package_names}.")
+        raise InvalidArgumentError(
+            f"{fspath(path)}: the state is of none of {package_names}. A state of torch.optim or"
+            " thalweg.optim needs no conversion: optimizer.load_state_dict reads it."
+        )
     if any(group.get("train_mode") is False for group in groups):
         raise InvalidArgumentError(
             f"{fspath(path)} was saved in eval mode, in which parameters are averages: use"

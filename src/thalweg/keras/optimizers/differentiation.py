@@ -94,7 +94,10 @@ class Differentiation:
             return graph_mode().gradients(value, variables, grad_loss) if variables else []
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
-            raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+            raise ValueError(
+                "`tape` is required when a `Tensor` loss is passed. Pass a function that computes"
+                " the loss, or the tape that recorded it."
+            )
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)
