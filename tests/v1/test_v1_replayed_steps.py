@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -373,6 +374,28 @@ def test_threads_sharing_a_global_step_lose_no_count() -> None:
     for thread in threads:
         thread.join()
     assert int(step) == 3 * steps
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_error_after_a_step_notes_that_it_was_taken(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, _ = both(steps=steps)
+    make_lock = type(training.optimizer)._locked
+
+    @contextmanager
+    def interrupt_after_step(optimizer: Any) -> Iterator[None]:
+        count = int(training.global_step)
+        with make_lock(optimizer):
+            yield
+        if int(training.global_step) > count:
+            raise RuntimeError("a signal handler")
+
+    monkeypatch.setattr(type(training.optimizer), "_locked", interrupt_after_step)
+    with pytest.raises(RuntimeError, match="a signal handler") as raised:
+        training.step(steps)
+    assert raised.value.__notes__ == ["The step was taken."]
+    assert int(training.global_step) == steps + 1
 
 
 def test_replay_does_not_keep_an_optimizer_alive() -> None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from thalweg import _graph, distribute
 from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg._base.device_counters import number_of
-from thalweg._base.execution_context import Symbolic, is_deferred, thread
+from thalweg._base.execution_context import Symbolic, executing_eagerly, is_deferred, thread
 from thalweg._base.locks import importing
-from thalweg._core.commit import StepResult, raise_first
+from thalweg._core.commit import StepResult, add_taken, raise_first
 from thalweg._core.dtensor import is_imported
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg._core.grads_and_vars import Gradient, as_gradient, check_variables, distinct
@@ -132,33 +132,41 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         already called, and `report` is None, take a full step here with their results.
 
         Args:
-            pairs: A list of (gradient, variable) pairs. For another type, return False.
+            pairs: (gradient, variable) pairs. Unless a list, which can be read twice, return False.
             global_step, captured: As in `StepArguments`.
             report: Optional. Records whether the step was taken. If None, build no new replay.
             transforms: Gradient transforms; `decide`, `watch` and `calls` must be unset.
         """
-        # An iterator could not be read again by the full step after a replay that fails.
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
             return False
-        values = None if captured is None else captured[0]
-        with self._turn_lock(), self._locked():
-            cache = self._plans.now()
-            if report is not None:
-                report.follow(cache)
-            replay = cache.replay
-            if replay is None or (replay.is_due and report is None) or not replay.is_over(pairs):
-                return False
-            try:
-                if replay.take(self, cache, (pairs, global_step, values, transforms)):
-                    return True
-            finally:
+        values, is_replayed = None if captured is None else captured[0], False
+        try:
+            with self._turn_lock(), self._locked():
+                cache = self._plans.now()
                 if report is not None:
-                    report.settle()
-            # A step calls users' functions once, so a full step reuses their results.
-            read = getattr(replay, "read", None)
-            if read is None or report is not None:
-                return False
-            outcome = self._take(pairs, StepArguments(global_step, self._name, [read]))
+                    report.follow(cache)
+                replay, progress = cache.replay, progress_of(cache)
+                if replay is None or (replay.is_due and report is None):
+                    return False
+                try:
+                    step_args = pairs, global_step, values, transforms
+                    is_replayed = replay.is_over(pairs) and replay.take(self, cache, step_args)
+                    # A step calls users' functions once, so a full step reuses their results.
+                    read = None if is_replayed else getattr(replay, "read", None)
+                    if read is None or report is not None:
+                        return is_replayed
+                except BaseException as error:
+                    annotate_outcome(error, cache, progress)
+                    raise
+                finally:
+                    if report is not None:
+                        report.settle()
+                outcome = self._take(pairs, StepArguments(global_step, self._name, [read]))
+        except BaseException as error:
+            # A signal handler may raise it while the locks are released.
+            if is_replayed and executing_eagerly():
+                add_taken(error)
+            raise
         raise_first(outcome.errors)
         return True
 
@@ -182,36 +190,53 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         Returns:
             A `StepResult` (taken, errors); the errors are of callbacks after the commit.
         """
+        outcome: StepResult | None = None
+        try:
+            with self._turn_lock(), self._locked():
+                outcome = self._take_locked(pairs, arguments, transforms, copies, finished)
+                return outcome
+        except BaseException as error:
+            # A signal handler may raise it while the locks are released.
+            if outcome is not None and outcome.taken is True and executing_eagerly():
+                add_taken(error)
+            raise
+
+    def _take_locked(
+        self,
+        pairs: GradsAndVars,
+        arguments: StepArguments,
+        transforms: GradientTransforms,
+        copies: Copies,
+        finished: list[object] | None,
+    ) -> StepResult:
+        """Take one step while the caller holds the optimizer's locks; see `_take`."""
         global_step, sharing = arguments.global_step, arguments.sharing
         is_simple = copies is None and sharing is None and self._under_way is None
         is_simple = is_simple and not thread.strategies
-        with self._turn_lock(), self._locked():
-            cache = self._plans.now()
-            progress = progress_of(cache)
-            try:
-                values = None if arguments.captured is None else arguments.captured[0]
-                replay = cache.replay if is_simple and transforms is NOTHING else None
-                step_args = (pairs, global_step, values, transforms)
-                if replay is not None and replay.take(self, cache, step_args):
-                    return StepResult(True, [])
-                values = getattr(replay, "read", None) if values is None else values
-                # A hook called `apply_gradients`: this step uses the values of the outer step.
-                if values is None and self._under_way is not None:
-                    values = self._under_way.values
-                with (
-                    self._plans.one_step(self._name),
-                    self._while_taking(
-                        self._make_hooks(global_step, arguments.name, values)
-                    ) as hooks,
-                ):
-                    hooks.sharing, hooks.is_simple = sharing, is_simple
-                    outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
-                    if finished is not None:
-                        finished.append(hooks.finished)
-                    return outcome
-            except BaseException as error:
-                annotate_outcome(error, cache, progress)
-                raise
+        cache = self._plans.now()
+        progress = progress_of(cache)
+        try:
+            values = None if arguments.captured is None else arguments.captured[0]
+            replay = cache.replay if is_simple and transforms is NOTHING else None
+            step_args = (pairs, global_step, values, transforms)
+            if replay is not None and replay.take(self, cache, step_args):
+                return StepResult(True, [])
+            values = getattr(replay, "read", None) if values is None else values
+            # A hook called `apply_gradients`: this step uses the values of the outer step.
+            if values is None and self._under_way is not None:
+                values = self._under_way.values
+            with (
+                self._plans.one_step(self._name),
+                self._while_taking(self._make_hooks(global_step, arguments.name, values)) as hooks,
+            ):
+                hooks.sharing, hooks.is_simple = sharing, is_simple
+                outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
+                if finished is not None:
+                    finished.append(hooks.finished)
+                return outcome
+        except BaseException as error:
+            annotate_outcome(error, cache, progress)
+            raise
 
     def _take_planned(
         self,
