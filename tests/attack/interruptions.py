@@ -777,7 +777,7 @@ def _interrupt_step(
     actual, expected = training.bits(), twin.bits()
     verdict = _judged(actual, bits_before, expected, error, is_done, training.moves)
     if block_switches() != switches:
-        if not _is_in_own_switch_of_torch(error):
+        if not is_in_own_switch_of_torch(error):
             _tell(f"{pair.name}: {block_switches()} is switched, not {switches}", error)
             verdict = "torn"  # a step that follows would be another one
         torch.set_grad_enabled(True)
@@ -840,17 +840,16 @@ def _interrupted(
     return error, is_done
 
 
-def _is_in_own_switch_of_torch(error: BaseException | None) -> bool:
+def is_in_own_switch_of_torch(error: BaseException | None) -> bool:
     """Return whether `no_grad` was interrupted that torch, not Thalweg, had begun or left.
 
     `GradScaler` begins such blocks; gradients stay off if an interruption comes in `__enter__`.
     """
     frames = [] if error is None else traceback.extract_tb(error.__traceback__)
-    library = str(Path(thalweg.__file__).parent)
-    return (
-        bool(frames)
-        and Path(frames[-1].filename).name == "grad_mode.py"
-        and not any(frame.filename.startswith(library) for frame in frames)
+    files = [Path(frame.filename) for frame in frames]  # the last may be the signal's handler
+    library = Path(thalweg.__file__).parent
+    return any(file.name == "grad_mode.py" for file in files) and not any(
+        library in file.parents for file in files
     )
 
 

@@ -10,10 +10,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from attack import ATTACKS, interruptions, load, syscalls
 from attack.server import Server, serving
 from attack.torch_trainings import FACES
+from thalweg import optim
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 SEED = 0
@@ -173,3 +175,25 @@ def test_command_prints_figures_and_failures() -> None:
     )
     assert process.returncode == 2
     assert "no attack is called no such attack" in process.stderr
+
+
+def test_interruption_attack_excuses_only_switches_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_grad_enabled = torch._C._set_grad_enabled
+
+    def interrupt(mode: bool) -> None:
+        set_grad_enabled(mode)
+        raise KeyboardInterrupt
+
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    opt = optim.Adam([param], clip_grad_norm=1.0)
+    excused = []
+    monkeypatch.setattr(torch._C, "_set_grad_enabled", interrupt)
+    for call in (torch.no_grad().__enter__, opt.step):
+        with pytest.raises(KeyboardInterrupt) as raised:
+            call()
+        excused.append(interruptions.is_in_own_switch_of_torch(raised.value))
+        set_grad_enabled(True)
+    assert excused == [True, False]
