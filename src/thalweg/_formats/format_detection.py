@@ -21,6 +21,7 @@ TRAINING = "training"  # the kind of files from thalweg.checkpoint.save
 STATE = b"model_checkpoint_path:"  # the beginning of a state file
 
 _HEAD = 30  # bytes of a zip member's header before its name
+OF_TORCH = (".pkl", "/.format_version", "/version", "/byteorder")
 _OF_KERAS = ("metadata.json", "config.json", "model.weights.h5")
 _THALWEG_ADVICE = "`thalweg inspect` lists it, and thalweg.checkpoint.restore goes on from it"
 CONVERT_ADVICE = (
@@ -162,7 +163,7 @@ def _identify_zip(name: str) -> FormatProbe:
         return FormatProbe("a `.keras` file", CONVERT_ADVICE, UnsupportedCheckpointError)
     if name.endswith(".npy"):
         return FormatProbe("an archive of NumPy's arrays", "numpy.load reads it")
-    if name.endswith((".pkl", "/.format_version", "/version", "/byteorder")):
+    if name.endswith(OF_TORCH):
         return FormatProbe(
             "a pickle in an archive, as torch.save writes", _UNSAFE, UnsafeCheckpointError
         )

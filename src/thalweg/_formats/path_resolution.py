@@ -170,8 +170,8 @@ def _no_file(path: str) -> ThalwegError:
     names = map(os.path.basename, _list_checkpoints(directory))
     advice = did_you_mean(name, [name.removesuffix(".index") for name in names])
     return MissingFileError(
-        f"{path} does not exist: there is no file of this name, nor one with {ENDING} or .index"
-        f" after it. {advice}".rstrip()
+        f"{path or repr(path)} does not exist: there is no file of this name, nor one with"
+        f" {ENDING} or .index after it. {advice}".rstrip()
     )
 
 

@@ -31,7 +31,7 @@ _DTYPES = {
 }  # fmt: skip
 ITEM_BYTES = {name: width for width, names in _DTYPES.items() for name in names}
 _TORCH = {name: torch_name for names in _DTYPES.values() for name, torch_name in names.items()}
-_NAMES = {torch_name: name for name, torch_name in _TORCH.items()}
+CODES = {torch_name: name for name, torch_name in _TORCH.items()}
 _ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -82,8 +82,7 @@ class StoredTensor:
     def _usable_data(self) -> memoryview | bytearray:
         """Return the data, or a copy if the memory is read-only or not aligned for the dtype.
 
-        Raises:
-            DataLossError: A bool is neither 0 nor 1.
+        Raise DataLossError if a bool is neither 0 nor 1.
         """
         import numpy as np
 
@@ -148,7 +147,7 @@ def of_tensor(tensor: Tensor) -> StoredTensor:
         ):
             kind = f"{type(detached).__name__} of layout {detached.layout}"
             raise InvalidTypeError(f"Cannot save a {kind}; only plain dense tensors can be.")
-        name = _NAMES.get(str(detached.dtype).removeprefix("torch."))
+        name = CODES.get(str(detached.dtype).removeprefix("torch."))
         if name is None:
             raise InvalidTypeError(f"Cannot save a tensor of {detached.dtype}.")
         detached = detached.cpu().resolve_conj().resolve_neg().contiguous()

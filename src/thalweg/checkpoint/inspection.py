@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,9 +17,15 @@ from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.header import Description
 from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
-from thalweg._formats.stored_tensor import StoredTensor, TensorInfo
+from thalweg._formats.stored_tensor import CODES, StoredTensor, TensorInfo
 from thalweg.checkpoint import json_encoding as kinds
 from thalweg.checkpoint import optimizer_config
+from thalweg.checkpoint.optimizer_files import (
+    find_state,
+    is_package_file,
+    load_file,
+    read_state,
+)
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.checkpoint.tensorflow.convert import compare_converted
 from thalweg.checkpoint.tensorflow.load import load_outline
@@ -31,10 +38,11 @@ class Listing:
 
     Attributes:
         path: The file; for TensorFlow checkpoints the prefix of their file names.
-        kind: "thalweg", "tensorflow", or "keras".
+        kind: "thalweg", "tensorflow", "keras", or "torch".
         tensors: The tensors, in the order of the file.
         document: The metadata of a thalweg file, and "step" (None if unknown). For TensorFlow and
-            Keras only "step" and "optimizer", if known.
+            Keras only "step" and "optimizer", if known. If the file has a torch-style optimizer,
+            also "param_groups", as in its `state_dict()`.
         optimizers: Descriptions of the optimizers and steps, for TensorFlow and Keras.
     """
 
@@ -53,7 +61,8 @@ class Listing:
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
     """Return a `Listing`: the names, dtypes and shapes of a file's tensors, and metadata.
 
-    Only scalars are read, for the step count; a Keras file is read completely.
+    Only scalars are read, for the step count and hyperparameters; a file of Keras or `torch.save`
+    is read completely. `torch.load` reads the latter with `weights_only=True`.
 
     Args:
         progress: For a Keras file, `progress(bytes_read, total_bytes)` is called.
@@ -63,6 +72,8 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
         DataLossError: The format is unknown, or the file is damaged.
         ThalwegError: The file is unsafe to read, or of an unsupported version.
     """
+    if is_package_file(path):
+        return _list_torch(path)
     location = locate_checkpoint(path).check_readable()
     file, kind = location.path, location.writer
     if kind == "thalweg":
@@ -72,11 +83,54 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
             for name, header in description.tensors.items()
         ]
         document = {**description.document, "step": step_of(file, description)}
+        document |= _read_groups(file, description)
         return Listing(file, kind, tuple(tensors), document)
-    tensors = (
-        bundle.describe(file) if kind == "tensorflow" else _list_tensors(_of_keras(file, progress))
-    )
+    tensors = bundle.describe(file) if kind == "tensorflow" else [
+        TensorInfo(name, tensor.dtype, tensor.shape, tensor.data.nbytes)
+        for name, tensor in _of_keras(file, progress).items()
+    ]  # fmt: skip
     return Listing(file, kind, tuple(tensors), *_describe_optimizer(file))
+
+
+def _list_torch(path: Path) -> Listing:
+    """Return the contents of a file of `torch.save`, or of a folder of DeepSpeed."""
+    contents = read_state(path) if os.path.isdir(path) else load_file(path)
+    state = find_state(contents)
+    document = {} if state is None else {"param_groups": state["param_groups"]}
+    return Listing(os.fsdecode(path), "torch", tuple(_find_tensors(contents, "")), document)
+
+
+def _find_tensors(nested: Any, name: str) -> Iterator[TensorInfo]:
+    """Yield a description of each tensor in dicts, lists and tuples, named "optimizer/state/0"."""
+    if isinstance(nested, torch.Tensor):
+        dtype = str(nested.dtype).removeprefix("torch.")
+        size = nested.numel() * nested.element_size()
+        yield TensorInfo(name, CODES.get(dtype, dtype), tuple(nested.shape), size)
+        return
+    entries = enumerate(cast("list[Any]", nested)) if isinstance(nested, list | tuple) else ()
+    for key, entry in as_object(nested).items() or entries:
+        yield from _find_tensors(entry, f"{name}/{key}" if name else str(key))
+
+
+def _read_groups(file: str, description: Description) -> dict[str, Any]:
+    """Return {"param_groups": groups of a torch-style optimizer} of a thalweg file.
+
+    The optimizer's state is the file's, or in `extra`. Return {} if there is none, or if the groups
+    are damaged.
+    """
+    document = description.document
+    groups = as_object(document.get("state")).get("groups")
+    saved: dict[str, Any] = {"state": {}, "param_groups": groups}
+    state = find_state(saved) or find_state(document.get("extra"))
+    if state is None:
+        return {}
+    names = [name for name in description.tensors if re.search(r"/(param_)?groups/[0-9]", name)]
+    try:
+        stored = container.read(file, names).tensors if names else {}
+        tensors = {name: tensor.tensor() for name, tensor in stored.items()}
+        return {"param_groups": kinds.JsonReader(tensors)(state["param_groups"])}
+    except ThalwegError:
+        return {}
 
 
 def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
@@ -208,14 +262,6 @@ def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredT
     return {**keras_file.variables, **keras_file.optimizer}
 
 
-def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
-    """Return the descriptions of tensors, in order."""
-    return [
-        TensorInfo(name, tensor.dtype, tensor.shape, tensor.data.nbytes)
-        for name, tensor in stored_tensors.items()
-    ]
-
-
 def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -> list[str]:
     """Return a list with one line of text if two tensors called `name` differ, else []."""
     if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
@@ -252,6 +298,7 @@ def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
     return float((larger.astype(np.uint64) - smaller.astype(np.uint64)).max())
 
 
+_MAX_GROUPS = 10
 _INTEGER_DTYPES, _POWER_DTYPES = ("I64", "I32"), {"F32": np.float32, "F64": np.float64}
 # The beta that is closer to 1 first: its power underflows later.
 _POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}
@@ -284,16 +331,10 @@ def step_of(path: Path, description: Description) -> int | None:
     # Listing needs only the header, which is intact.
     except DataLossError:
         return None
-    count = _first_count(tensors, counters)
-    return _steps_from_powers(document, tensors, powers) if count is None else count
-
-
-def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
-    """Return the first integer among the tensors called `counters`, or None if there is none."""
     for name in counters:
-        if name in stored_tensors and stored_tensors[name].dtype in _INTEGER_DTYPES:
-            return int(stored_tensors[name].tensor())
-    return None
+        if name in tensors and tensors[name].dtype in _INTEGER_DTYPES:
+            return int(tensors[name].tensor())
+    return _steps_from_powers(document, tensors, powers)
 
 
 def _steps_from_powers(
@@ -342,6 +383,25 @@ def format_arguments(encoded: Any) -> str:
     """Return arguments that are not None as text: "learning_rate=0.1, beta_1=0.9"."""
     arguments = as_object(encoded).items()
     return ", ".join(f"{name}={in_words(x)}" for name, x in arguments if x is not None)
+
+
+def format_groups(groups: Any) -> Iterator[str]:
+    """Yield a line per parameter group, such as "group 0: 2 parameters, lr=0.1, eps=1e-08".
+
+    `groups` is the entry "param_groups" of a `Listing`. Long values, and groups after the first 10,
+    are cut.
+    """
+    for index, group in enumerate(groups[:_MAX_GROUPS]):
+        count = len(group["params"])
+        line = f"group {index}: {count} parameter{'s' * (count != 1)}"
+        for name, option in group.items():
+            if option is not None and name not in ("params", "param_names"):
+                # A tensor shows its numbers alone.
+                text = str(getattr(option, "tolist", lambda: option)())  # noqa: B023
+                line += f", {name}={text if len(text) <= 80 else f'{text[:77]}...'}"
+        yield line
+    if len(groups) > _MAX_GROUPS:
+        yield f"and {len(groups) - _MAX_GROUPS} more groups; --json shows all"
 
 
 # Marks of values that are shown without the mark.

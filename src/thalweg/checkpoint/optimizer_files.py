@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
+from thalweg._formats.atomic_write import open_for_reading
+from thalweg._formats.format_detection import OF_TORCH, PROBE_BYTES, ZIP, first_member
 from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.deepspeed import find_folder, read_zero
 from thalweg.checkpoint.save_restore import restore
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, ThalwegError
 
 # Keys under which trainers keep the state of the optimizer.
 _NESTED = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
@@ -52,6 +55,19 @@ _STAND_INS: list[Any] = [
 ]
 
 
+def is_package_file(path: str | PathLike[str]) -> bool:
+    """Return True if a path is a file of `torch.save`, or a folder of DeepSpeed."""
+    if Path(path).is_dir():
+        return find_folder(Path(path)) is not None
+    try:
+        with open_for_reading(path) as stream:
+            start = stream.read(PROBE_BYTES)
+        # The first member suffices: a file that is cut off has no list of members.
+        return start.startswith(ZIP) and first_member(start).endswith(OF_TORCH)
+    except (OSError, ThalwegError):
+        return False
+
+
 def load_file(path: str | PathLike[str]) -> Any:
     """Return the contents of a file of `torch.save`, read with `weights_only=True`.
 
@@ -61,18 +77,21 @@ def load_file(path: str | PathLike[str]) -> Any:
     Raises:
         InvalidArgumentError: The file is damaged, or contains objects other than tensors and
             built-in types.
+        MissingFileError: The file does not exist.
         OSError: The file cannot be read.
     """
     # Raises OSError for a file that cannot be read; all errors of `torch.load` become others.
-    with open(path, "rb"):
+    with open_for_reading(path):
         pass
     try:
         with safe_globals(_STAND_INS):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        first = str(error).split("\n", 1)[0]
+        # Torch names the class after a paragraph of advice.
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it holds {match[1]}, and reading that executes code" if match else error
         raise InvalidArgumentError(
-            f"{fspath(path)} cannot be read as plain data: {first}"
+            f"{fspath(path)} cannot be read as plain data: {reason}"
         ) from None
     # A damaged archive raises anything.
     except Exception as error:
@@ -102,17 +121,32 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
             raise InvalidArgumentError(f"{fspath(path)} has no files of DeepSpeed's optimizers.")
         return read_zero(directory, load_file)
     # A safetensors file begins with the length of its header, 8 bytes, and the header in JSON.
-    with open(path, "rb") as file:
+    with open_for_reading(path) as file:
         is_safetensors = file.read(9)[8:] == b"{"
-    contents = restore(Path(path)).extra if is_safetensors else load_file(path)
+    state = find_state(restore(Path(path)).extra if is_safetensors else load_file(path))
+    if state is None:
+        names = ", ".join(map(repr, _NESTED))
+        raise InvalidArgumentError(
+            f"{fspath(path)} holds no state dict of an optimizer: a dict with 'state' and"
+            f" 'param_groups', or such a dict under {names}."
+        )
+    return state
+
+
+def find_state(contents: Any) -> dict[str, Any] | None:
+    """Return the state dict of an optimizer in the contents of a file; None if there is none.
+
+    The state dict is `contents`, or under a key of trainers, such as "optimizer".
+    """
     for name in (None, *_NESTED):
         candidate = contents if name is None else as_object(contents).get(name)
         if isinstance(candidate, list) and len(cast("list[Any]", candidate)) == 1:
             (candidate,) = cast("list[Any]", candidate)
-        if isinstance(candidate, Mapping) and {"state", "param_groups"} <= candidate.keys():
-            return dict(cast("Mapping[str, Any]", candidate))
-    names = ", ".join(map(repr, _NESTED))
-    raise InvalidArgumentError(
-        f"{fspath(path)} holds no state dict of an optimizer: a dict with 'state' and"
-        f" 'param_groups', or such a dict under {names}."
-    )
+        fields: Mapping[str, Any] = as_object(candidate)
+        groups = fields.get("param_groups")
+        is_grouped = isinstance(groups, list) and all(
+            isinstance(as_object(group).get("params"), list) for group in cast("list[Any]", groups)
+        )
+        if is_grouped and isinstance(fields.get("state"), Mapping):
+            return dict(fields)
+    return None

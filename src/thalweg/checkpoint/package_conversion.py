@@ -4,7 +4,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -13,28 +12,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.deepspeed import find_folder
 from thalweg.checkpoint.optimizer_files import read_state
 from thalweg.checkpoint.save_restore import save
-from thalweg.errors import InvalidArgumentError
-from thalweg.optim.class_lookup import class_named
+from thalweg.errors import InvalidArgumentError, ThalwegError
+from thalweg.optim import Mixed
+from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.package_states.conversion import convert_state, recognize
 from thalweg.optim.package_states.table import PACKAGES, Package
 
 # Slots of the parameter's shape, one of which each package has.
 _SHAPED = ("exp_avg_sq", "z", "momentum_buffer", "state1", "exp_avg")
-
-
-def is_package_file(path: str | PathLike[str]) -> bool:
-    """Return True if a path is a file of `torch.save`, or a folder of DeepSpeed."""
-    if Path(path).is_dir():
-        return find_folder(Path(path)) is not None
-    try:
-        # `torch.save` writes a zip archive with this member.
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/data.pkl") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
 
 
 def convert_file(
@@ -116,7 +103,13 @@ def _make_optimizer(
     # Without momentum, the optimizer has no slot for the buffer in the file.
     if "momentum" in packages[0].fixed or names[0] == "SGD":
         options.setdefault("momentum", 0.9)
-    return class_named("Mixed" if is_mixed else names[0])(groups, **options)
+    cls = Mixed if is_mixed else kind_of(names[0])
+    try:
+        return cls(groups, **options)
+    except ThalwegError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{cls.__name__} cannot be made: {error}") from error
 
 
 def _shape_of(entries: object) -> tuple[int, ...]:

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from inspect import signature
 from typing import Any, cast
 
 import click
@@ -30,19 +32,28 @@ from thalweg.checkpoint.inspection import (
     Listing,
     differences,
     format_arguments,
+    format_groups,
     has_checksums,
     in_words,
     list_file,
     list_verified,
 )
-from thalweg.checkpoint.package_conversion import convert_file, is_package_file
-from thalweg.checkpoint.tensorflow import convert as converted
+from thalweg.checkpoint.optimizer_files import is_package_file
+from thalweg.checkpoint.package_conversion import convert_file
+from thalweg.checkpoint.tensorflow import convert as convert_checkpoint
+from thalweg.checkpoint.tensorflow.convert import convert_with_reasons
 from thalweg.errors import ThalwegError
 
 Progress = Callable[[int, int], None]
 # Bytes above which progress is shown: a slow disk takes seconds to read them.
 LARGE = 1 << 28
 DIFFER = 1
+# Parameters of the functions that are not hyperparameters, so that --set refuses their names.
+_NOT_HYPERS = {*signature(convert_checkpoint).parameters, *signature(convert_file).parameters}
+_READERS = {
+    "thalweg": "thalweg.checkpoint.restore", "tf": "tf.train.Checkpoint", "tf1": "tf.train.Saver"
+}  # fmt: skip
+_OF_GROUP = re.compile(r" of group [0-9]+\Z|\Athe number of groups\Z")
 
 
 @click.command(name="inspect")
@@ -50,9 +61,10 @@ DIFFER = 1
 @click.option("--tree", is_flag=True, help="Show the names as a tree.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def inspect_(path: str, tree: bool, as_json: bool) -> None:
-    """List the tensors of the checkpoint PATH without reading their values.
+    """List the tensors and hyperparameters of the checkpoint PATH.
 
-    PATH is a file of thalweg or Keras, or the prefix of a TensorFlow checkpoint: run7/model.ckpt-5.
+    PATH is a file of thalweg, Keras or torch.save, a folder of DeepSpeed, or the prefix of a
+    TensorFlow checkpoint: run7/model.ckpt-5. No code in a file is executed.
 
     \b
     Examples:
@@ -63,7 +75,7 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     with _watch_progress(path) as progress:
         listing = list_file(path, progress)
     if as_json:
-        click.echo(json.dumps(_as_json(listing), indent=2))
+        click.echo(_as_json(listing))
         return
     console = make_console()
     for line in _print_summary(listing):
@@ -199,7 +211,7 @@ def convert(
     PATH may also be the state dict of an optimizer of bitsandbytes, torchao, schedulefree,
     prodigyopt, timm or others in a file of torch.save, or a folder of DeepSpeed. Then
     `thalweg.checkpoint.read_state` reads OUT, and the command prints what is exact, rounded or
-    lost.
+    lost. If nothing can be converted, no file is written, and the exit status is 1.
 
     \b
     Examples:
@@ -212,37 +224,63 @@ def convert(
     existing = [file for file in (out, f"{out}.index") if os.path.lexists(file)]
     if existing and not force:
         raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
-    cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
     arguments: dict[str, Any] = dict(map(_parse_number, hypers))
-    omitted_names: Sequence[str] = ()
-    report: list[str] = []
-    try:
-        if is_package_file(path):
-            name = None if cls is None else cls.__name__
-            report = convert_file(path, out, name, allow_loss, **arguments)
-        else:
-            arguments |= {"optimizer": cls, "which": which}
-            with _watch_progress(path) as progress:
-                omitted_names = converted(path, out, rules, to, progress=progress, **arguments)
-    except ThalwegError as error:
-        raise click.ClickException(_with_options(str(error))) from error
-    _print_converted(list_file(out), omitted_names, report, as_json)
+    reasons: dict[str, str] = {}
+    reader = _READERS[to]
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        try:
+            if is_package_file(path):
+                _refuse_options(path, to=to != "thalweg", rules=rules, which=which)
+                name = None if optimizer is None else optimizer.removeprefix("optim:")
+                report = convert_file(path, out, name, allow_loss, **arguments)
+                reader = "thalweg.checkpoint.read_state"
+            else:
+                cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
+                arguments |= {"optimizer": cls, "which": which}
+                with _watch_progress(path) as progress:
+                    reasons = convert_with_reasons(path, out, rules, to, progress, **arguments)
+                thalweg_file = out if to == "thalweg" else path
+                report = [_describe_converted(list_file(thalweg_file).document, reasons)]
+        except ThalwegError as error:
+            raise click.ClickException(_with_options(str(error))) from error
+    report += [f"note: {note.message}" for note in notes]
+    # A bundle by its index, because OUT may name another file, too.
+    listing = list_file(out if to == "thalweg" else f"{out}.index")
+    _print_converted(listing, reader, report, reasons, as_json)
 
 
 def _print_converted(
-    listing: Listing, omitted_names: Sequence[str], report: Sequence[str], as_json: bool
+    listing: Listing, reader: str, report: list[str], reasons: Mapping[str, str], as_json: bool
 ) -> None:
-    """Print the converted file, omitted names and the report, as text or as JSON."""
+    """Print the converted file, its reader, the report and omitted names, as text or as JSON."""
     if as_json:
-        outcome = {"left_out": list(omitted_names), "report": list(report)}
-        click.echo(json.dumps({**_as_json(listing), **outcome}, indent=2))
+        outcome = {"left_out": list(reasons), "reasons": reasons, "report": report}
+        click.echo(_as_json(listing, **outcome))
         return
-    lines = [
-        *report,
-        f"{listing.path}: {len(listing.tensors)} tensors, {_format_size(listing.bytes)}",
-        *(f"left out: {name!r}" for name in omitted_names),
-    ]
+    size = f"{len(listing.tensors)} tensors, {_format_size(listing.bytes)}"
+    lines = [*report, f"wrote {listing.path} for {reader}: {size}"]
+    lines += [f"left out: {name!r}: {_with_options(why)}" for name, why in reasons.items()]
     click.echo("\n".join(map(escape_text, lines)))
+
+
+def _refuse_options(path: str, **options: object) -> None:
+    """Raise ClickException if an option is set that does not apply to a torch-style state."""
+    if names := [f"--{name}" for name, option in options.items() if option not in (None, False)]:
+        raise click.ClickException(
+            f"{path} is a file of torch.save or DeepSpeed, to which {', '.join(names)} does not"
+            " apply: TensorFlow has no form for the state of torch-style optimizers. Nothing was"
+            " written."
+        )
+
+
+def _describe_converted(document: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """Describe the converted part of a thalweg file: the number of variables and the optimizer."""
+    optimizer = as_object(document.get("optimizer")).get("class")
+    count = len(as_object(document.get("variables")))
+    is_omitted = optimizer is None or "optimizer" in reasons
+    end = "no optimizer" if is_omitted else f"optimizer {optimizer}"
+    return f"converted: {count} variable{'s' * (count != 1)}, {end}"
 
 
 def _with_options(message: str) -> str:
@@ -253,12 +291,15 @@ def _with_options(message: str) -> str:
         return " ".join("--optimizer NAME" if n == "optimizer" else f"--set {n}=..." for n in names)
 
     message = message.replace("allow_loss=True", "--allow-loss")
+    message = re.sub(r'to="(\w+)"', r"--to \1", message)
     message = re.sub(r"restore\(\.\.\., (\w+=[^()]*)\)", options, message)
     return message.replace("Give which=...:", "Give --which NUMBER:")
 
 
 def _parse_number(text: str) -> tuple[str, float | bool]:
     name, equals, number = text.partition("=")
+    if name in _NOT_HYPERS:
+        raise click.UsageError(f"--set is for hyperparameters, and '{name}' is not one.")
     flags = {"true": True, "false": False}
     if name and number.lower() in flags:
         return name, flags[number.lower()]
@@ -305,28 +346,35 @@ def _bytes_of(path: str) -> int:
     return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
 
 
-def _as_json(listing: Listing) -> dict[str, object]:
-    return {
+def _as_json(listing: Listing, **outcome: object) -> str:
+    document = {
         "path": listing.path,
         "kind": listing.kind,
         "bytes": listing.bytes,
         "optimizer": listing.document.get("optimizer"),
+        "param_groups": listing.document.get("param_groups"),
         "step": listing.document.get("step"),
         "metrics": listing.document.get("metrics", {}),
         "tensors": [asdict(tensor) for tensor in listing.tensors],
+        **outcome,
     }
+    # Options of groups may be tensors or other objects.
+    return json.dumps(document, indent=2, default=lambda x: getattr(x, "tolist", x.__str__)())
 
 
 def _print_summary(listing: Listing) -> Iterator[str]:
-    kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
+    kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras", "torch": "torch"}
     count = len(listing.tensors)
     yield f"{listing.path}: {kinds[listing.kind]}, {count} tensors, {_format_size(listing.bytes)}"
     yield from listing.optimizers
     optimizer = None if listing.optimizers else listing.document.get("optimizer")
     if isinstance(optimizer, dict):
         facts = cast("dict[str, Any]", optimizer)
-        hypers = format_arguments(facts.get("arguments"))
+        arguments = as_object(facts.get("arguments")).items()
+        # Options of groups are in the lines of the groups.
+        hypers = format_arguments({name: x for name, x in arguments if not _OF_GROUP.search(name)})
         yield f"optimizer: {facts.get('class')}" + (f" ({hypers})" if hypers else "")
+    yield from format_groups(listing.document.get("param_groups", []))
     if listing.document.get("step") is not None and not listing.optimizers:
         yield f"step: {listing.document['step']}"
     for name, value in as_object(listing.document.get("metrics")).items():

@@ -34,7 +34,6 @@ from thalweg.checkpoint.tensorflow.mapping.mapping_rules import SAME, Place, Rul
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import permute_shape
 from thalweg.checkpoint.tensorflow.restore import choose_optimizer, restore
 from thalweg.checkpoint.tensorflow.save import save, tensors_of
-from thalweg.checkpoint.torch_adapter import OF_TORCH
 from thalweg.errors import (
     InvalidArgumentError,
     InvalidConfigError,
@@ -49,6 +48,15 @@ _ORIGIN = "tensorflow"
 _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
 # The key of names and axes from the rules.
 _NAMES = "names"
+# Reasons why an entry is not converted.
+_BY_RULES = "the rules leave it out"
+_UNKNOWN = "it belongs to no converted variable or optimizer"
+_NO_PLACE = "a checkpoint of TensorFlow has variables and optimizers only"
+_NO_AVERAGES = 'only to="tf1" writes moving averages'
+_TORCH_STYLE = (
+    "TensorFlow has no form for the state of torch-style optimizers; thalweg.checkpoint.from_torch"
+    " loads that of torch.optim into an optimizer that TensorFlow has"
+)
 
 
 def convert(
@@ -88,17 +96,24 @@ def convert(
         OptionError: A required hyperparameter is not in the file; the message names it.
         CheckpointMismatchError: The optimizer of the file cannot be identified, or the rules do not
             match. Nothing was written.
+        InvalidArgumentError: There is nothing to convert. Nothing was written.
         UnsupportedCheckpointError: The file is a mixed-precision training of OpenSeq2Seq.
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
+    options: dict[str, Any] = {"optimizer": optimizer, "which": which, **hyperparameters}
+    return tuple(convert_with_reasons(path, out, rules, to, progress, **options))
+
+
+def convert_with_reasons(
+    path: Path, out: Path, rules: object, to: str, progress: Progress | None, **options: Any
+) -> dict[str, str]:
+    """Do as `convert`, with its other keywords; return {entry that was not converted: reason}."""
     if to not in FORMS:
         raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {show_value(to)}.")
-    options = [*hyperparameters, *["optimizer"] * (optimizer is not None)]
-    options += ["which"] * (which is not None)
     if to != "thalweg":
-        if options:
+        if names := [name for name, option in options.items() if option is not None]:
             raise InvalidArgumentError(
-                f"{listed(options)} would be of a new optimizer; {os.fspath(path)}, which is turned"
+                f"{listed(names)} would be of a new optimizer; {os.fspath(path)}, which is turned"
                 " into a checkpoint of TensorFlow, has its own."
             )
         kind = "tf1" if to == "tf1" else "tf2"
@@ -113,10 +128,11 @@ def convert(
         )
     checkpoint = load(path, progress)
     counter = _step_counter(checkpoint)
-    new_arguments = (optimizer, which, counter, hyperparameters)
+    new_arguments = (options.pop("optimizer"), options.pop("which"), counter, options)
     snapshot, omitted = _import(checkpoint, Rules.of(rules) or SAME, *new_arguments)
     snapshot.write(out)
-    return omitted
+    variables = checkpoint.variables
+    return {name: _BY_RULES if name in variables else _UNKNOWN for name in omitted}
 
 
 def compare_converted(
@@ -205,6 +221,9 @@ def _import(
     If `counter` is not None, it is set to the step count.
     """
     targets = _find_destinations(checkpoint, rules)
+    if not targets:
+        reason = "the rules leave out all" if checkpoint.variables else "the file has no"
+        raise InvalidArgumentError(f"{checkpoint.path}: nothing to convert: {reason} variables.")
     variables = _empty_variables(checkpoint, targets)
     checkpoint, detected = choose_optimizer(
         checkpoint, TargetTensors.of(variables), optimizer, index, hyperparameters
@@ -257,8 +276,9 @@ def _omitted_names(
 ) -> tuple[str, ...]:
     """Return the names of tensors that are not converted, except "save_counter".
 
-    `has_steps` is True if step counters are converted. If the file has an optimizer's class but no
-    state, the last element is a text with this class.
+    The variables in `destinations` and the optimizer `detected` are converted; step counters, too,
+    if `has_steps` is True. If the file has an optimizer's class but no state, the last element is a
+    text with this class.
     """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
@@ -284,10 +304,10 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> list[StoredTensor]:
-    """Return the optimizer's tensors in the file, except slots of variables that are not converted.
+    """Return the tensors in the file that belong to the optimizer `detected` and are converted.
 
-    The variables in `destinations` are converted. Scalars, such as powers of betas, are included:
-    the arguments of the new optimizer replace them.
+    Only slots of variables that `destinations` lacks are not converted. Scalars, such as powers of
+    betas, count as converted: the arguments of the new optimizer replace them.
     """
     source, slots = checkpoint.source, detected.slots
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -348,8 +368,8 @@ def _empty_variables(
 
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (keyword arguments of `save` except `prefix` and `progress`, omitted names).
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (arguments of `save` except `prefix` and `progress`, {name of omitted entry: reason}).
 
     The arguments describe the thalweg file at `path`: the optimizer and the variables are new
     objects with its contents.
@@ -366,15 +386,18 @@ def _export_arguments(
     if rules is None and _ORIGIN in extra:
         # The variables have TensorFlow's names already.
         rules = SAME
-    omitted = [*training.left, *(f"metrics/{name}" for name in training.metrics)]
+    reasons = dict.fromkeys(training.left, _TORCH_STYLE)
+    omitted = [f"metrics/{name}" for name in training.metrics]
     omitted += [f"extra/{name}" for name in extra if name != _ORIGIN]
     omitted += ["extra"] * (training.extra is not None and not isinstance(training.extra, dict))
+    reasons |= dict.fromkeys(omitted, _NO_PLACE)
     if kind != "tf1":
-        omitted += [f"extra/{_ORIGIN}/{_AVERAGES}/{name}" for name in averages]
+        names = (f"extra/{_ORIGIN}/{_AVERAGES}/{name}" for name in averages)
+        reasons |= dict.fromkeys(names, _NO_AVERAGES)
         averages = {}
     arguments = {"optimizer": opt, "variables": variables, "rules": rules, "kind": kind}
     step = step if kind == "tf1" else None
-    return {**arguments, "global_step": step, "averages": averages}, tuple(omitted)
+    return {**arguments, "global_step": step, "averages": averages}, reasons
 
 
 def _empty_from_file(path: Path) -> tuple[dict[str, Variable], bool]:
@@ -398,6 +421,11 @@ def _empty_from_file(path: Path) -> tuple[dict[str, Variable], bool]:
             f"{os.fspath(path)} is no checkpoint of a training: its 'variables' are no tensors by"
             " name."
         )
-    optimizer = as_object(description.document.get("optimizer")).get("class")
-    is_torchs = isinstance(optimizer, str) and optimizer.startswith(OF_TORCH)
+    if not variables and description.document.get("kind") == TRAINING:
+        raise InvalidArgumentError(
+            f"{location.path}: nothing to convert: it has no variables, to which a checkpoint of"
+            " TensorFlow attaches all else. Nothing was written."
+        )
+    # Only torch-style optimizers have groups, also those of the user's classes.
+    is_torchs = "groups" in as_object(description.document.get("state"))
     return {name: Variable(tensor, name) for name, tensor in variables.items()}, not is_torchs
