@@ -125,6 +125,7 @@ def test_model_keeps_batch_normalization_in_float32(
     assert all(param.grad is not None for param in model.parameters())
 
 
+@pytest.mark.slow
 def test_larc_training_in_mixed_precision_is_close_to_float32(
     example: ModuleType, small: digit_lines.DigitLines
 ) -> None:
