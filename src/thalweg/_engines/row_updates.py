@@ -85,7 +85,7 @@ def make_row_calls(
 
 
 def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
-    """Return the indices of the tensors that `formula` changes: 0 is the variable, 1 the first slot.
+    """Return the indices of the tensors that `formula` changes: 0 for the variable, then slots.
 
     The variable also counts as changed if `formula` is the update and the rule has a formula
     `before` it. A caller must not write other tensors: the compute dtype may not hold all bits.
