@@ -136,7 +136,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        """Return a `CallableRate`: each call evaluates all rates, and applies `function`."""
+        """Return a `CallableRate`: a call evaluates rates in the arguments, calls `function`."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
