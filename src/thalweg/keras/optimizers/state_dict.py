@@ -105,12 +105,13 @@ class KerasStateDict(Hypers, state.StateDict):
     ) -> None:
         """Load a dict that `state_dict()` returned; change nothing on an error.
 
-        Variables are matched by name. Saved slots of other variables are kept, and restored when
-        the optimizer creates the slots.
+        Variables are matched by name. Without `var_list`, saved slots of variables that have no
+        slots yet are kept until the optimizer creates the slots.
 
         Args:
             state_dict: A dict that `state_dict` returned.
-            var_list: Optional. Variables whose slots are created and checked now.
+            var_list: Optional. Variables whose slots are created now. Then all saved slots must
+                belong to variables with slots.
 
         Raises:
             ValueError: The state belongs to another class of optimizer.
