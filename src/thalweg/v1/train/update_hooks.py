@@ -246,9 +246,9 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
     def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
         """Return True to update a variable by resource hooks, False to update it by plain hooks.
 
-        `resource` and `refs` are the names of both kinds of hooks. A variable with
-        `use_resource=False` prefers a plain hook of any subclass. Other variables use the hooks of
-        the most derived class that has hooks; resource hooks come first, and are the default.
+        `resource` and `refs` are the names of resource hooks and plain hooks. A variable with
+        `use_resource=False` uses plain hooks if any subclass has one. Else the most derived class
+        with a hook decides: True if it has a resource hook. Without such a class, return True.
         """
         # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
