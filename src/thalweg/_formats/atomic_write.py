@@ -193,7 +193,10 @@ class _Commit:
 
     @contextlib.contextmanager
     def report_write_errors(self) -> Generator[None]:
-        """Convert an OSError of the `with` block to a CheckpointWriteError with the progress."""
+        """Convert an OSError of the `with` block to a CheckpointWriteError.
+
+        The message has the number of bytes written, and the state of the files.
+        """
         try:
             yield
         except OSError as error:

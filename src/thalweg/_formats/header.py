@@ -175,7 +175,10 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 def _parse_tensors(
     path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
-    """Return {name: description} of the tensors; raise unless they fill the file from `start`."""
+    """Return {name: description} of the tensors.
+
+    Raise unless they fill the file from `start` to its end, `size`, and agree with the manifest.
+    """
     tensors: dict[str, TensorHeader] = {}
     end = start
     for name, entry in raw_header.items():

@@ -56,8 +56,8 @@ def read_archive(
     """Return the contents of a `.keras` file.
 
     Returns:
-        (class name, configuration) of the optimizer, {name: array} of the optimizer, {name: array}
-        of the model, and {name: (index of the layer or None, group)} of the model's arrays.
+        (class name, configuration) of the optimizer, and the results of `read_weights`: {name:
+        array} of the optimizer, {name: array} of the model, {name: place} of the model's arrays.
     """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
@@ -162,7 +162,7 @@ def _variables_by_path(
 ) -> dict[str, ArrayDataset]:
     """Return {path: dataset}; a path such as "dense/kernel" has the model's layer names.
 
-    If two variables have equal paths, return {path in the file: dataset}.
+    If any two variables have equal paths, the keys of all variables are the paths in the file.
 
     Args:
         root: The root group.
