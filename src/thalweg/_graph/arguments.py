@@ -166,8 +166,9 @@ def _are_all(items: Sequence[object], kind: type[object]) -> bool:
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return `_filler(nest)` for a list or dict; `items` are (index or key, item) pairs of `nest`.
+    """Return a function: `fill(frame)` returns a list or dict with values in place of symbols.
 
+    Return None if `nest` contains no symbol. `items` are (index or key, item) pairs of `nest`, and
     `copy_nest(nest)` returns a shallow copy.
     """
     fillers = _find_fillers(items := list(items))

@@ -101,9 +101,9 @@ def _split_slices(key: object, value: Any) -> list[tuple[object, Any]]:
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return an array or tensor as a torch tensor, if it has the shape and dtype of `tensor`.
+    """Return `value` as a torch tensor, or None if its shape or dtype is not that of `tensor`.
 
-    An array is copied. Return None for any other value.
+    Also return None unless `value` is an array or a torch tensor. An array is copied.
     """
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
@@ -150,7 +150,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
 
 
 def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> IndexedSlices:
-    """Return a copy of `slices` with the converted `values`.
+    """Return `slices` with their values replaced by `values`.
 
     Raise InvalidArgumentError if an index is not below the number of rows. This number is the first
     size in `slices.dense_shape`, or else in `shape`, the static shape of the fed tensor. If both

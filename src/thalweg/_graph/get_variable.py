@@ -195,6 +195,7 @@ def _get_whole_name(
     options |= {"use_resource": use_resource, "constraint": constraint}
     partitioned = get_default_graph().partitioned_store
     is_partitioned = partitioner is None and reuse is True and name in partitioned
+    # Scalars are not partitioned: they have no axis to divide.
     if is_partitioned or (partitioner is not None and (shape is None or len(Shape(shape)))):
         args = (name, partitioner, shape, dtype, initializer, reuse)
         return get_partitioned(_get_whole_name, *args, **options)

@@ -208,7 +208,7 @@ def as_differentiable(value: object) -> Any:
 
 
 def _block_gradient(stop: torch.Tensor) -> Any:
-    """Stop gradients at `stop` in autograd's graph; return a handle whose `remove` ends this."""
+    """Stop gradients at `stop` in autograd's graph; `remove()` of the result undoes this."""
     # A node may have several outputs; only the gradient of this tensor is cut.
     index = stop.output_nr
 

@@ -200,8 +200,8 @@ def scan(
 ) -> Any:
     """Return the value of `foldl` after each row, stacked along a new first dimension.
 
-    The stack has one value per row. Without `initializer`, the first processed row is itself a
-    value. `reverse` processes the rows from last to first, but stacks the values in row order. If
+    The stack has one value per row. Without `initializer`, the first value is the first processed
+    row. `reverse` processes the rows from last to first, but stacks the values in row order. If
     there are no rows, the stack has the shape (0, *initializer shape).
     """
     return _add_fold(fn, elems, initializer, True, reverse, name or "scan")

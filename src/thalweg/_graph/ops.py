@@ -31,7 +31,7 @@ def placeholder(
 
     Args:
         dtype: Fed values are converted to this dtype.
-        shape: Optional. None marks a size that differs between runs.
+        shape: By default unknown. A size of None may differ between runs.
 
     Raises:
         FailedPreconditionError: Called in eager mode.

@@ -342,7 +342,7 @@ def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
 def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
     """Return operations in run order: each one comes after the operations on which it depends.
 
-    Otherwise step counters come first, then reads, then updates, each in order of creation.
+    Apart from this, step counters come first, then reads, then updates, each in order of creation.
     """
     predecessors_of = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
     early = find_early_operations(operations, partial(_predecessors_of, fed=fed))
@@ -418,7 +418,7 @@ def _record_uses(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Set `results`, `dead_tensors` and `plain` of each step, in place.
+    """Set `results`, `plain` and `dead_tensors` of each step in place: how its outputs are used.
 
     Results that neither a later step nor a fetch uses are dropped. `fed` are the tensors of
     `feed_dict`, `sources` the tensors for which a step computes gradients.

@@ -60,9 +60,8 @@ def capture_hypers(
 ) -> Captured:
     """Add operations that read an optimizer's hyperparameters; return the `Captured` object.
 
-    `values_by_function` has the results of the hyperparameters that are functions, by name.
-    `dtypes` are the variables' dtypes. A schedule with symbolic attributes is evaluated for each
-    compute dtype.
+    `values_by_function` has the results of the hyperparameters that are functions, by name. A
+    schedule with symbolic attributes is evaluated for each compute dtype of variables of `dtypes`.
     """
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}

@@ -63,9 +63,9 @@ def apply_gradients(
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """Add the `Operation` that takes one optimizer step in each run; return the operation.
 
-    A run calls the eager optimizer. But an optimizer's overridden hooks are called only once, now:
-    the operations that they add are the step. `aggregates` is True to sum gradients over replicas.
-    If there are no pairs, the operation does nothing.
+    A run calls the eager optimizer. If the optimizer overrides hooks, the hooks are called once,
+    now, and the operations that they add are the step. `aggregates` is True to sum gradients over
+    replicas. If there are no pairs, the operation does nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)
