@@ -138,8 +138,7 @@ def _for_reading(path: str, flags: int) -> int:
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a directory and its missing parents durably. Do nothing if the directory exists.
 
-    Raises:
-        CheckpointWriteError: A directory cannot be made, or its path is a file.
+    Raise CheckpointWriteError if a directory cannot be made, or its path is a file.
     """
     full_path = os.path.abspath(os.fsdecode(path))
     if os.path.isdir(full_path):

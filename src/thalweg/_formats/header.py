@@ -219,6 +219,7 @@ def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) ->
             f"{path}: {name[:200]!r}: Its bytes are at {offsets!r:.80}; {size} from"
             f" {end - start} on were expected."
         )
+    # The manifest, not the header, has the checksum; `_parse_tensors` adds it.
     return TensorHeader(dtype, tuple(shape), 0, end, size)
 
 

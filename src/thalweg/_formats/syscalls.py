@@ -146,10 +146,7 @@ def make_temporary_name(target: str) -> str:
 
 
 def remove_abandoned(target: str) -> None:
-    """Delete all temporary files of `target`, except files that a process is writing.
-
-    Do nothing on Windows.
-    """
+    """Delete temporary files of `target` that no process is writing; do nothing on Windows."""
     # On Windows, `os.kill(process, 0)` ends the process.
     if os.name != "posix":
         return

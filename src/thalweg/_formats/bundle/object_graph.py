@@ -183,7 +183,10 @@ def _neighbors_of(node: Node) -> Iterator[int]:
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """Return the numbers of all nodes that have a value, and of their ancestors."""
+    """Return the numbers of all nodes that have a value, and of their ancestors.
+
+    Slots, and optimizers with slots, count as nodes with a value.
+    """
     parents: dict[int, list[int]] = {}
     valued: set[int] = set()
     for position, node in enumerate(graph.nodes):

@@ -68,9 +68,9 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Raise unless slices of `shapes` together have as many elements as a tensor of `shape`.
+    """Raise CorruptFileError unless slices of `shapes` together have the elements of `shape`.
 
-    The error is CorruptFileError, also if `shape` has more axes than NumPy supports.
+    Only the counts are compared. Also raise it if `shape` has more axes than NumPy supports.
     """
     if len(shape) > _AXES:
         raise CorruptFileError(

@@ -30,7 +30,7 @@ _MAX_SHORT = 1 << 32
 
 
 def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
-    """Return (`count` strings, checksum calculated from `content`) of a tensor with these bytes.
+    """Return (strings, checksum) of a tensor with the bytes `content` and `count` strings.
 
     The caller compares the checksum with the tensor's entry in the index. Raise CorruptFileError if
     the lengths are damaged, or the number of bytes is wrong.

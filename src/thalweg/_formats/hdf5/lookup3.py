@@ -36,7 +36,7 @@ def lookup3(content: bytes | memoryview) -> int:
 def check_sum(piece: FilePart, label: str) -> None:
     """Verify the checksum in the next four bytes of `piece`; raise DataLossError if it is wrong.
 
-    It is the checksum of all earlier bytes of `piece`.
+    The checksum is that of all earlier bytes of `piece`.
     """
     size = len(piece.data) - piece.left
     calculated, stored = lookup3(piece.data[:size]), piece.take_number(4)

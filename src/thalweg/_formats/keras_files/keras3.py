@@ -56,8 +56,9 @@ def read_archive(
     """Return the contents of a `.keras` file.
 
     Returns:
-        (class name, configuration) of the optimizer, and the results of `read_weights`: {name:
-        array} of the optimizer, {name: array} of the model, {name: place} of the model's arrays.
+        (class name, configuration) of the optimizer, {name: array} of the optimizer, {name: array}
+        of the model, and {name: (index of the layer, group)} of the model's arrays. The index is
+        None if the layer is unknown.
     """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
