@@ -66,7 +66,7 @@ def from_torch(
         InvalidTypeError: `state_dict` is of another class, or the rule has no counterpart.
         CheckpointMismatchError: Classes, names, shapes, dtypes or the parameters' step counts
             differ; lists up to ten. Nothing was loaded.
-        FailedPreconditionError: The optimizer's state is variables of a graph.
+        FailedPreconditionError: The optimizer is in graph mode: a graph has its state.
 
     Example:
         >>> import warnings
@@ -143,7 +143,8 @@ def _counted_steps(
 ) -> int | None:
     """Return the step count that all parameters share; None for SGD, which has no count.
 
-    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
+    Counts of 0 are ignored; if there is no other count, return 0. `trained` has pairs (torch's
+    parameter, variable); `keys` and `subject` are for messages.
 
     Raises:
         CheckpointMismatchError: The counts differ, or an entry is not a step count.
@@ -185,7 +186,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
     `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
 
     Raises:
-        CheckpointMismatchError: The products differ.
+        CheckpointMismatchError: The products differ, or only some parameters have a product.
     """
     entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
     factors = {key: as_number(entry) for key, entry in entries.items()}
