@@ -97,7 +97,6 @@ def read_history(
     """Read all records of a diagnostics file into a `History`.
 
     Args:
-        path: The file.
         progress: `progress(fraction)` is called from time to time with the fraction read so far.
 
     Raises:
