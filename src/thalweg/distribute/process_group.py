@@ -376,11 +376,11 @@ def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
 
 
 def _rendezvous_options() -> dict[str, Any]:
-    """Return arguments of `init_process_group` with a store for this restart of `torchrun`.
+    """Return arguments of `init_process_group` for `torchrun`: a store, rank and world size.
 
-    The store of `torchrun` itself has addresses of ended ranks
-    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`, or with
-    several machines, whose numbers of restarts may differ.
+    The store has keys of this restart only. Without it, the store of `torchrun` would return
+    addresses of ended ranks (https://github.com/pytorch/pytorch/issues/135712). Return {} without
+    `torchrun`, or with several machines, whose numbers of restarts may differ.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
