@@ -249,8 +249,8 @@ class CheckpointManager:
             InvalidArgumentError: `step` is not an integer of 0 or more.
             MissingFileError: There is no checkpoint, or no checkpoint `step`.
             ThalwegError: The checkpoint cannot be restored; see `thalweg.checkpoint.restore`.
-                Without `step`, a damaged file raises only if its number or modification time is the
-                latest. A file of a newer format version always raises.
+                Without `step`, a damaged file raises if its number or modification time is the
+                latest; others cause a warning. A file of a newer format version always raises.
         """
         self.wait()
         paths = _files_by_step(self.directory, self._name)

@@ -407,6 +407,7 @@ def _choose_optimizer(
     if optimizer is None:
         return optimizer_config.make_optimizer(saved_config, named_tensors)
     current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
+    # Nadam stores `schedule_decay` as the hyperparameter `decay`, which loading sets.
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
     differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
     unconvertible = differences

@@ -102,7 +102,7 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return a context manager that blocks a fused optimizer's steps in other threads.
+        """Return a context manager that blocks steps of other threads in `thalweg.optim`.
 
         For an optimizer of torch, the context manager does nothing.
 
@@ -126,7 +126,7 @@ class TorchOptimizerAdapter:
         """Return {name: value} of all settings that a loaded state must match.
 
         The settings are the group options other than numbers, the number of groups, the rule, and
-        the arguments of a fused optimizer.
+        the arguments of a `thalweg.optim` optimizer for its options, such as averages.
         """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}

@@ -78,7 +78,10 @@ class History:
         self.resumed.append(step)
 
     def _reorder(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
-        """Return `row` in the order of `self.names`, after adding new `names` to `self.names`."""
+        """Return the row of layers `names` in the order of `self.names`; add new names to these.
+
+        Layers that are not in `names` get `UNMEASURED`.
+        """
         if names not in self._columns_by_names:
             index_by_name = {name: index for index, name in enumerate(self.names)}
             self.names += [name for name in dict.fromkeys(names) if name not in index_by_name]

@@ -65,6 +65,7 @@ def with_powers(
             pairs += [(_with_shared_name(detected, key), powers) for key, powers in sets.items()]
         else:
             index = [optimizer is detected for optimizer in candidates].index(True)
+            # Equal sets were reduced to one, which all optimizers get.
             power_sets = list(sets.values())
             pairs.append((detected, power_sets[min(index, len(power_sets) - 1)]))
     return [with_steps(detected, powers, step_counts) for detected, powers in pairs]

@@ -229,9 +229,9 @@ def loading_v1(
 
 
 def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
-    """Return a copy of `slots` with moving averages, if `optimizer` is a `MovingAverageOptimizer`.
+    """Return a copy of `slots` with the file's moving averages.
 
-    This includes a wrapped `MovingAverageOptimizer`. For other optimizers, return `slots`.
+    Return `slots` itself unless `optimizer` is, or wraps, a `MovingAverageOptimizer`.
     """
     wrapper: Any = optimizer
     while not isinstance(wrapper, MovingAverageOptimizer):
