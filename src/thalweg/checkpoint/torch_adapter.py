@@ -102,7 +102,7 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return a context manager that blocks steps of other threads in `thalweg.optim`.
+        """Return a context manager that blocks the optimizer's steps in other threads.
 
         For an optimizer of torch, the context manager does nothing.
 

@@ -162,8 +162,8 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
     Args:
         owner: The optimizer whose gradients are summed.
-        strategy: The strategy; by default the strategy of this thread. By default, the context
-            manager also does nothing in the cross-replica context.
+        strategy: The strategy. None means the strategy of this thread; the context manager then
+            does nothing in the cross-replica context.
     """
     active_strategy = get_strategy() if strategy is None else strategy
     is_cross_replica = strategy is None and in_cross_replica_context()
@@ -186,7 +186,7 @@ def fill_missing_gradients(pairs: Pairs) -> Pairs:
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """Return a context manager for a backward pass, which sends complete gradients meanwhile.
+    """Return a context manager for a backward pass, which sends gradients once they are complete.
 
     `owner` is the optimizer. An error in the `with` block is reported to all ranks. The context
     manager does nothing in graph mode, with one rank, or in the cross-replica context.

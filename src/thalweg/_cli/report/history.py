@@ -78,7 +78,7 @@ class History:
         self.resumed.append(step)
 
     def _reorder(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
-        """Return the row of layers `names` in the order of `self.names`; add new names to these.
+        """Return `row`, of the layers `names`, in the order of `self.names`; first add new names.
 
         Layers that are not in `names` get `UNMEASURED`.
         """

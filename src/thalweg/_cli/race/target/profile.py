@@ -52,9 +52,8 @@ def seconds_of(results: Results, key: Key) -> float:
 def place_all(results: Results, measure_run: Callable[[Results, Key], float]) -> list[RankedRun]:
     """Return all contestants ranked by a cost, the best first.
 
-    `measure_run(results, key)` returns the cost of a trial. The ranks are those of the scores
-    (`RankedRun.score`) of median costs over the studies. Scores of single studies give the possible
-    ranks.
+    `measure_run(results, key)` returns the cost of a trial. Contestants are ranked by the score of
+    their median costs over the studies. The scores of single studies give the possible ranks.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]
@@ -81,7 +80,7 @@ def place_all(results: Results, measure_run: Callable[[Results, Key], float]) ->
 
 
 def _costs_of(results: Results, study: int, measure_run: Callable[[Results, Key], float]) -> Costs:
-    """Return {problem: {contestant: cost of its fastest trial by `measure_run`, or infinity}}."""
+    """Return {problem: {contestant: cost of the fastest trial}} of a study; infinity for a miss."""
     plan = results.plan
     return {
         problem: {

@@ -47,9 +47,9 @@ def with_powers(
     """Return copies of the optimizers with beta powers, and step counts inferred from the powers.
 
     `sets` is the first result of `split_powers`. If all sets are equal, each optimizer that has
-    powers gets the first set. Different sets are given to these optimizers in order, if there are
-    as many sets and the optimizers have one name. If not, each of these optimizers is returned once
-    per set, with a note. `counters` is {name: tensor} of step counters.
+    powers gets the first set. If there are as many different sets as such optimizers, and these all
+    have the same name, they get the sets in order. If not, each such optimizer is returned once per
+    set, with a note. `counters` is {name: tensor} of step counters.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}

@@ -244,7 +244,7 @@ def _identify_by_stem(
     """Return the optimizers whose slots have names such as "w/Adam_1", with the stem "Adam".
 
     The largest number of slots per variable decides. The only family (class) with this number of
-    slots is right. Otherwise, a family whose number of slots divides it stands for several equal
+    slots is selected. Otherwise, a family whose number of slots divides it stands for several equal
     optimizers. If no family or several fit, return one optimizer with all slots and `family` None.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())

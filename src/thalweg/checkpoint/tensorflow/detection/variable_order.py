@@ -194,7 +194,7 @@ def owners_of(
 
     A slot belongs to the variable with its full name and shape. If several variables have this name
     and shape, the slots are paired with them in order. That requires numbered layers, and slots in
-    the order of all variables. Without both, these slots get None.
+    the order of all variables. Otherwise, these slots get None.
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.
