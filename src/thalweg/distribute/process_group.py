@@ -148,8 +148,8 @@ class Ranks:
         """Start to send `tensors[self.rank]` to all ranks; return the transfers.
 
         Args:
-            tensors: `tensors[r]` has the same shape on all ranks. On the other ranks, it is
-                overwritten with the tensor of rank r.
+            tensors: `tensors[r]` has the same shape on all ranks. Every rank but r overwrites it
+                with the tensor of rank r.
         """
         # Gloo's all_gather takes 4 times as long as broadcasts.
         if self._is_gloo or tensors[self.rank].is_cpu:
@@ -261,7 +261,7 @@ class Ranks:
     def _detect_loss(self) -> Generator[None]:
         """Raise ReplicaLostError if torch.distributed raises RuntimeError in the `with` block.
 
-        After any error in a `with` block, all later calls of this method raise ReplicaLostError.
+        After any error in the `with` block, later calls of this method raise ReplicaLostError.
         """
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)

@@ -44,7 +44,7 @@ def line_up(
             Options may follow in parentheses.
         rates: {name in any case: learning rate}.
         problem: The name of the problem; default learning rates depend on it.
-        rate: The learning rate of optimizers without a rate in `rates` and in their options.
+        rate: The learning rate of optimizers that have none in `rates` or in their options.
 
     Raises:
         RaceError: A name or a rate is invalid, or an optimizer rejects its options.

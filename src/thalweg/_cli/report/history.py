@@ -47,7 +47,7 @@ class History:
         return self._latest_step
 
     def add(self, record: Record) -> None:
-        """Add a record. First delete earlier records of the record's step and of later steps."""
+        """Add a record, which replaces earlier records of its step and of later steps."""
         step, header = record.step, record.header
         if self._latest_step is not None and step < self._latest_step:
             self._go_back(step)

@@ -236,12 +236,12 @@ def load_v1(
     """Set all slots and beta powers of a `thalweg.v1` optimizer; on an error, set nothing.
 
     Args:
-        variables: The variables. Missing slots are created.
+        variables: The variables. Slots that the optimizer does not have yet are created.
         slots: {id(variable): {slot name: tensor}}.
         steps: The step count, from which beta powers are computed; None stands for 0.
 
     Raises:
-        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+        CheckpointMismatchError: `slots` lacks a slot, or has an unknown slot or another shape.
     """
     state_dict: dict[str, Any] = {}
     for key, var in zip(state.keys_of(variables), variables, strict=True):
@@ -267,13 +267,13 @@ def load_keras(
     """Set slots, iterations and Nadam's product of a Keras optimizer; on an error, set nothing.
 
     Args:
-        variables: The variables. Missing slots are created.
+        variables: The variables. Slots that the optimizer does not have yet are created.
         slots: {id(variable): {slot name: tensor}}. All variables that have slots need an entry.
         steps: The new value of `iterations`; None for no change.
         product: The product of all steps' momentum factors, for Nadam only.
 
     Raises:
-        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+        CheckpointMismatchError: `slots` lacks a slot, or has an unknown slot or another shape.
     """
     all_variables = distinct([*optimizer._slots.owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
