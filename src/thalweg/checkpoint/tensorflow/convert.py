@@ -150,8 +150,9 @@ def compare_converted(
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
-        {name: tensor} of `tf_path` and of `path`, and lines about all other differences. None if
-        the files are not comparable.
+        {name: tensor} of `tf_path`, {name: tensor} of `path`, and lines about entries that cannot
+        be converted and about different step counts. None if `path` has no training, or if `path`
+        was not converted and `tf_path` is a Keras file.
 
     Raises:
         ThalwegError: The files are damaged, or cannot be converted.
@@ -218,7 +219,7 @@ def _import(
     """Return (snapshot of a TensorFlow file's contents, names of omitted entries).
 
     `optimizer`, `index` and `hyperparameters` are `optimizer`, `which` and keywords of `restore`.
-    If `counter` is not None, it is set to the step count.
+    Names in the snapshot are from `rules`. If `counter` is not None, it is set to the step count.
     """
     targets = _find_destinations(checkpoint, rules)
     if not targets:
@@ -369,10 +370,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (arguments of `save` except `prefix` and `progress`, {name of omitted entry: reason}).
+    """Read a thalweg file; return (keyword arguments of `save`, {omitted part: reason}).
 
-    The arguments describe the thalweg file at `path`: the optimizer and the variables are new
-    objects with its contents.
+    The arguments lack `prefix` and `progress`. The optimizer and the variables are new objects with
+    the contents of the file. `rules` and `kind` are as for `save`.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False
