@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from thalweg import Variable, checkpoint
+from thalweg import Variable, checkpoint, optim
 from thalweg._cli.main import main
 from thalweg.checkpoint import tensorflow
 from thalweg.keras.optimizers import Adam
@@ -46,8 +48,13 @@ def test_omitted_tensors_are_printed(tmp_path: Path) -> None:
     settings = [word for number in NUMBERS for word in ("--set", number)]
     outcome = run("convert", SAVER, tmp_path / "ours", "--rules", rules, *settings)
     assert outcome.exit_code == 0, outcome.output
-    names = ("layer1/bias", "layer1/bias/Adam", "layer1/bias/Adam_1")
-    assert outcome.output.splitlines()[1:] == [f"left out: {name!r}" for name in names]
+    assert outcome.output.splitlines() == [
+        "converted: 3 variables, optimizer v1:AdamOptimizer",
+        f"wrote {tmp_path / 'ours'} for thalweg.checkpoint.restore: 11 tensors, 548 B",
+        "left out: 'layer1/bias': the rules leave it out",
+        "left out: 'layer1/bias/Adam': it belongs to no converted variable or optimizer",
+        "left out: 'layer1/bias/Adam_1': it belongs to no converted variable or optimizer",
+    ]
 
 
 def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
@@ -76,6 +83,7 @@ def test_convert_flags_set_optimizer_arguments(tmp_path: Path) -> None:
         (("--optimizer", "Adamm"), 1, "there is no optimizer 'Adamm'"),
         (("--rules", "nowhere.txt"), 1, "nowhere.txt"),
         (("--to", "pickle"), 2, "'pickle' is not one of"),
+        (("--set", "path=1"), 2, "--set is for hyperparameters, and 'path' is not one"),
     ],
 )
 def test_invalid_options_fail(
@@ -178,3 +186,75 @@ def test_diff_compares_native_with_tensorflow_layout(tmp_path: Path) -> None:
     run("convert", "--to", "tf", *rules, tmp_path / "ours", tmp_path / "theirs")
     assert run("diff", *rules, tmp_path / "theirs", tmp_path / "ours").exit_code == 0
     assert run("diff", tmp_path / "theirs", tmp_path / "ours").exit_code == 1
+
+
+CONVERTED = SAVER.parents[3] / "converted"
+
+
+def _write_source(kind: str, path: Path) -> None:
+    """Write a file to convert; `kind` begins with the writer, and ends with what is special."""
+    layer = torch.nn.Linear(3, 2)
+    adam: Any = {"optimizer": optim.Adam(layer.parameters())}
+    match kind.split():
+        case ["optim", part]:
+            parts = {"module": layer} if part == "whole" else {}
+            checkpoint.save(path, **(adam if part != "extra" else {"extra": {"a": 1}}), **parts)
+        case ["keras"]:
+            w, opt = Variable([1.0], name="w"), Adam(0.5)
+            checkpoint.save(path, optimizer=opt, variables=[w], extra={"epoch": 1})
+        case ["torch", "layer"]:
+            torch.save(layer, path)
+        case ["torch", part]:
+            state = adam["optimizer"].state_dict() if part == "state" else {"state": []}
+            torch.save({"param_groups": 3, **state}, path)
+            path.write_bytes(path.read_bytes()[: 300 if part == "cut" else None])
+        case _:
+            os.mkfifo(path)
+
+
+NO_FORM = "TensorFlow has no form for the state of torch-style optimizers"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "status", "parts"),
+    [
+        ("optim whole", "--to tf", 0, ("converted: 2 variables, no optimizer", NO_FORM)),
+        ("optim whole", "--to tf1", 0, ("source for tf.train.Saver: 2 tensors, 32 B", NO_FORM)),
+        ("optim alone", "--to tf", 1, ("nothing to convert: it has no variables",)),
+        ("optim extra", "--to tf", 1, ("nothing to convert: it has no variables",)),
+        ("optim whole", "", 1, ("a checkpoint of thalweg already: --to tf turns it",)),
+        ("keras", "--to tf", 0, ("1 variable, optimizer Adam", "'extra/epoch': a checkpoint of")),
+        ("torch state", "", 1, ("optimizer.load_state_dict reads it",)),
+        ("torch state", "--to tf", 1, (NO_FORM,)),
+        ("torch other", "", 1, ("holds no state dict of an optimizer",)),
+        ("torch cut", "", 1, ("is no file of torch.save, or damaged",)),
+        ("torch layer", "", 1, ("it holds torch.nn.modules.linear.Linear",)),
+        ("pipe", "", 1, ("a device or a pipe",)),
+        (SAVER, "--rules none", 1, ("nothing to convert: the rules leave out all variables",)),
+        (CONVERTED / "muon_with_adam.pt", "", 0, ("Muon to Muon", "checkpoint.read_state: 4 ten")),
+        (CONVERTED / "adan.pt", "--set masters=true", 0, ("note: Adan with masters",)),
+        (CONVERTED / "adan.pt", "--set nonsense=1", 1, ("Adan cannot be made",)),
+        (CONVERTED / "adan.pt", "--which 1", 1, ("--which do not apply",)),
+        (CONVERTED / "adan.pt", "--optimizer v1:Adam", 1, ("not a class of thalweg.optim",)),
+    ],
+)
+def test_outcome_is_printed(
+    source: Path | str, options: str, status: int, parts: tuple[str, ...], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("none").write_text("** -> -\n")
+    path = Path("source.safetensors")
+    if isinstance(source, str):
+        _write_source(source, path)
+    before = set(os.listdir())
+    # OUT is also a name of the source without its ending.
+    outcome = run(
+        "convert", path if isinstance(source, str) else source, "source", *options.split()
+    )
+    assert outcome.exit_code == status, outcome.output
+    for part in (*parts, *["wrote source for "] * (status == 0)):
+        assert part in outcome.output
+    if status:
+        assert outcome.output.count("\n") == 1
+        assert set(os.listdir()) == before

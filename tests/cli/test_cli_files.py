@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from thalweg import Variable, checkpoint
+from thalweg import Variable, checkpoint, optim
 from thalweg._cli.commands import files
 from thalweg._cli.main import main
 from thalweg._formats import bundle, container
@@ -104,6 +104,45 @@ def test_inspect_prints_step_and_learning_rate(
     content[8 + length :] = bytes(len(content) - 8 - length)  # the counters are damaged
     path.write_bytes(content)
     assert "step:" not in run("inspect", path).output.replace("_step", "")
+
+
+def _train(rules: list[dict[str, Any]]) -> Any:
+    """Return an optimizer with a group per element of `rules`, which are options of the group."""
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2, 2))], **options} for options in rules]
+    return (optim.Mixed if "rule" in rules[0] else optim.AdamW)(groups)
+
+
+GROUP = "lr=0.25, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, amsgrad=False"
+
+
+@pytest.mark.parametrize("form", ["optimizer", "extra", "torch", "nested"])
+@pytest.mark.parametrize(
+    ("groups", "lines"),
+    [
+        ([{"lr": 0.25}, {"lr": 0.5}], [f"group 0: 1 parameter, {GROUP}", "group 1: 1 parameter, "]),
+        ([{"lr": torch.tensor(0.25)}], [f"group 0: 1 parameter, {GROUP}"]),
+        ([{"rule": "Muon"}, {"rule": "SGD"}], ["momentum=0.95, nesterov=True", "rule=SGD"]),
+        ([{"lr": 0.25}] * 12, [f"group 9: 1 parameter, {GROUP}", "and 2 more groups"]),
+    ],
+)
+def test_inspect_prints_parameter_groups(
+    groups: list[dict[str, Any]], lines: list[str], form: str, tmp_path: Path
+) -> None:
+    path, optimizer = tmp_path / "run.safetensors", _train(groups)
+    state = optimizer.state_dict()
+    match form:
+        case "optimizer":
+            checkpoint.save(path, optimizer=optimizer)
+        case "extra":
+            checkpoint.save(path, extra=state)
+        case _:
+            torch.save(state if form == "torch" else {"optimizer": state, "epoch": 3}, path)
+    outcome = run("inspect", path)
+    assert (outcome.exit_code, " of group " in outcome.output) == (0, False)
+    for line in lines:
+        assert line in outcome.output
+    report = json.loads(run("inspect", "--json", path).output)["param_groups"]
+    assert [group["lr"] for group in report] == [group["lr"] for group in state["param_groups"]]
 
 
 def test_inspect_has_no_step_for_tensor_files(tmp_path: Path) -> None:
@@ -290,8 +329,8 @@ def test_equal_tensors_are_compared_at_once() -> None:
 def test_pickles_are_not_read(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "run.pt")
     (tmp_path / "raw").write_bytes(b"\x80\x04K\x01.")
-    for path in (tmp_path / "run.pt", tmp_path / "raw"):
-        outcome = run("inspect", path)
+    for command, path in (("verify", tmp_path / "run.pt"), ("inspect", tmp_path / "raw")):
+        outcome = run(command, path)
         assert outcome.exit_code == 1
         assert "torch.load(weights_only=True)" in " ".join(outcome.output.split())
 

@@ -19,13 +19,7 @@ from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import CODES, StoredTensor, TensorInfo
 from thalweg.checkpoint import json_encoding as kinds
-from thalweg.checkpoint import optimizer_config
-from thalweg.checkpoint.optimizer_files import (
-    find_state,
-    is_package_file,
-    load_file,
-    read_state,
-)
+from thalweg.checkpoint import optimizer_config, optimizer_files
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.checkpoint.tensorflow.convert import compare_converted
 from thalweg.checkpoint.tensorflow.load import load_outline
@@ -72,7 +66,7 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
         DataLossError: The format is unknown, or the file is damaged.
         ThalwegError: The file is unsafe to read, or of an unsupported version.
     """
-    if is_package_file(path):
+    if optimizer_files.is_package_file(path):
         return _list_torch(path)
     location = locate_checkpoint(path).check_readable()
     file, kind = location.path, location.writer
@@ -94,8 +88,9 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
 
 def _list_torch(path: Path) -> Listing:
     """Return the contents of a file of `torch.save`, or of a folder of DeepSpeed."""
-    contents = read_state(path) if os.path.isdir(path) else load_file(path)
-    state = find_state(contents)
+    is_folder = os.path.isdir(path)
+    contents = (optimizer_files.read_state if is_folder else optimizer_files.load_file)(path)
+    state = optimizer_files.find_state(contents)
     document = {} if state is None else {"param_groups": state["param_groups"]}
     return Listing(os.fsdecode(path), "torch", tuple(_find_tensors(contents, "")), document)
 
@@ -113,15 +108,14 @@ def _find_tensors(nested: Any, name: str) -> Iterator[TensorInfo]:
 
 
 def _read_groups(file: str, description: Description) -> dict[str, Any]:
-    """Return {"param_groups": groups of a torch-style optimizer} of a thalweg file.
+    """Return {"param_groups": groups of a torch-style optimizer} of a thalweg file; {} if none.
 
-    The optimizer's state is the file's, or in `extra`. Return {} if there is none, or if the groups
-    are damaged.
+    The optimizer's state is the file's, or in `extra`. Return {} if the groups are damaged, too.
     """
-    document = description.document
-    groups = as_object(document.get("state")).get("groups")
+    groups = as_object(description.document.get("state")).get("groups")
     saved: dict[str, Any] = {"state": {}, "param_groups": groups}
-    state = find_state(saved) or find_state(document.get("extra"))
+    states = map(optimizer_files.find_state, (saved, description.document.get("extra")))
+    state = next(filter(None, states), None)
     if state is None:
         return {}
     names = [name for name in description.tensors if re.search(r"/(param_)?groups/[0-9]", name)]
@@ -386,10 +380,9 @@ def format_arguments(encoded: Any) -> str:
 
 
 def format_groups(groups: Any) -> Iterator[str]:
-    """Yield a line per parameter group, such as "group 0: 2 parameters, lr=0.1, eps=1e-08".
+    """Yield a line per group, such as "group 0: 2 parameters, lr=0.1"; cut long values and lists.
 
-    `groups` is the entry "param_groups" of a `Listing`. Long values, and groups after the first 10,
-    are cut.
+    `groups` is the entry "param_groups" of a `Listing`.
     """
     for index, group in enumerate(groups[:_MAX_GROUPS]):
         count = len(group["params"])

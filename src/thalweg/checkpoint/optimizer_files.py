@@ -77,7 +77,6 @@ def load_file(path: str | PathLike[str]) -> Any:
     Raises:
         InvalidArgumentError: The file is damaged, or contains objects other than tensors and
             built-in types.
-        MissingFileError: The file does not exist.
         OSError: The file cannot be read.
     """
     # Raises OSError for a file that cannot be read; all errors of `torch.load` become others.
@@ -89,10 +88,10 @@ def load_file(path: str | PathLike[str]) -> Any:
     except pickle.UnpicklingError as error:
         # Torch names the class after a paragraph of advice.
         match = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds {match[1]}, and reading that executes code" if match else error
-        raise InvalidArgumentError(
-            f"{fspath(path)} cannot be read as plain data: {reason}"
-        ) from None
+        first = str(error).split("\n", 1)[0]
+        reason = f"it holds {match[1]}, and reading that executes code" if match else first
+        message = f"{fspath(path)} cannot be read as plain data: {reason}"
+        raise InvalidArgumentError(message) from None
     # A damaged archive raises anything.
     except Exception as error:
         raise InvalidArgumentError(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg.checkpoint.optimizer_files import read_state
 from thalweg.checkpoint.save_restore import save
-from thalweg.errors import InvalidArgumentError, ThalwegError
+from thalweg.errors import InvalidArgumentError
 from thalweg.optim import Mixed
 from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.package_states.conversion import convert_state, recognize
@@ -106,8 +106,6 @@ def _make_optimizer(
     cls = Mixed if is_mixed else kind_of(names[0])
     try:
         return cls(groups, **options)
-    except ThalwegError:
-        raise
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{cls.__name__} cannot be made: {error}") from error
 

@@ -164,45 +164,29 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
 @click.argument("path", type=click.Path())
 @click.argument("out", type=click.Path())
 @click.option(
-    "--to",
-    type=click.Choice(["thalweg", "tf", "tf1"]),
-    default="thalweg",
+    "--to", type=click.Choice(["thalweg", "tf", "tf1"]), default="thalweg",
     help="The reader of OUT: tf.train.Checkpoint or tf.train.Saver.",
-)
+)  # fmt: skip
 @click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
 @click.option(
     "--optimizer", metavar="NAME", help="The class of the optimizer, if the file does not name it."
 )
 @click.option(
-    "--which",
-    type=int,
-    metavar="NUMBER",
-    help="The number of the optimizer, if the file has several.",
+    "--which", type=int, metavar="NUMBER", help="The number of the optimizer, if it is not alone."
 )
 @click.option(
-    "--set",
-    "hypers",
-    multiple=True,
-    metavar="NAME=VALUE",
+    "--set", "hypers", multiple=True, metavar="NAME=VALUE",
     help="A hyperparameter that the file does not contain, such as learning_rate=0.01.",
-)
+)  # fmt: skip
 @click.option(
     "--allow-loss", is_flag=True, help="Leave out parts of other packages that thalweg lacks."
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def convert(
-    path: str,
-    out: str,
-    to: str,
-    rules: str | None,
-    optimizer: str | None,
-    which: int | None,
-    hypers: tuple[str, ...],
-    allow_loss: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
+    path: str, out: str, to: str, rules: str | None, optimizer: str | None, which: int | None,
+    hypers: tuple[str, ...], allow_loss: bool, force: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Convert the checkpoint PATH and write it to OUT.
 
     PATH is a checkpoint of TensorFlow or Keras, and `thalweg.checkpoint.restore` continues from
@@ -231,7 +215,12 @@ def convert(
         warnings.simplefilter("always")
         try:
             if is_package_file(path):
-                _refuse_options(path, to=to != "thalweg", rules=rules, which=which)
+                if (to, rules, which) != ("thalweg", None, None):
+                    raise click.ClickException(
+                        f"{path} is a file of torch.save or DeepSpeed, to which --to, --rules and"
+                        " --which do not apply: TensorFlow has no form for the state of torch-style"
+                        " optimizers. Nothing was written."
+                    )
                 name = None if optimizer is None else optimizer.removeprefix("optim:")
                 report = convert_file(path, out, name, allow_loss, **arguments)
                 reader = "thalweg.checkpoint.read_state"
@@ -262,16 +251,6 @@ def _print_converted(
     lines = [*report, f"wrote {listing.path} for {reader}: {size}"]
     lines += [f"left out: {name!r}: {_with_options(why)}" for name, why in reasons.items()]
     click.echo("\n".join(map(escape_text, lines)))
-
-
-def _refuse_options(path: str, **options: object) -> None:
-    """Raise ClickException if an option is set that does not apply to a torch-style state."""
-    if names := [f"--{name}" for name, option in options.items() if option not in (None, False)]:
-        raise click.ClickException(
-            f"{path} is a file of torch.save or DeepSpeed, to which {', '.join(names)} does not"
-            " apply: TensorFlow has no form for the state of torch-style optimizers. Nothing was"
-            " written."
-        )
 
 
 def _describe_converted(document: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
@@ -327,12 +306,8 @@ def _watch_progress(path: str) -> Generator[Progress | None]:
         )
         return
 
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
+    label = TextColumn("{task.description}", markup=False)
+    columns: tuple[Any, ...] = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
         # The name alone, because a long path would leave no space for the bar.
         task = bar.add_task(name, total=None)
@@ -389,12 +364,8 @@ def _print_table(listing: Listing) -> Any:
     table.add_column("size", justify="right")
     for tensor in listing.tensors:
         shape = " x ".join(map(str, tensor.shape)) or "()"
-        table.add_row(
-            Text(escape_text(tensor.name)),
-            Text(escape_text(tensor.dtype)),
-            shape,
-            _format_size(tensor.bytes),
-        )
+        name, dtype = (Text(escape_text(text)) for text in (tensor.name, tensor.dtype))
+        table.add_row(name, dtype, shape, _format_size(tensor.bytes))
     return table
 
 

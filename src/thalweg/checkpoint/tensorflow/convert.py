@@ -49,8 +49,7 @@ _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
 # The key of names and axes from the rules.
 _NAMES = "names"
 # Reasons why an entry is not converted.
-_BY_RULES = "the rules leave it out"
-_UNKNOWN = "it belongs to no converted variable or optimizer"
+_BY_RULES, _UNKNOWN = "the rules leave it out", "it belongs to no converted variable or optimizer"
 _NO_PLACE = "a checkpoint of TensorFlow has variables and optimizers only"
 _NO_AVERAGES = 'only to="tf1" writes moving averages'
 _TORCH_STYLE = (
@@ -222,9 +221,6 @@ def _import(
     Names in the snapshot are from `rules`. If `counter` is not None, it is set to the step count.
     """
     targets = _find_destinations(checkpoint, rules)
-    if not targets:
-        reason = "the rules leave out all" if checkpoint.variables else "the file has no"
-        raise InvalidArgumentError(f"{checkpoint.path}: nothing to convert: {reason} variables.")
     variables = _empty_variables(checkpoint, targets)
     checkpoint, detected = choose_optimizer(
         checkpoint, TargetTensors.of(variables), optimizer, index, hyperparameters
@@ -331,6 +327,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
 
     Raises:
         CheckpointMismatchError: No rule matches a variable, or the variable's axes do not fit.
+        InvalidArgumentError: There is no variable, or the rules omit all.
         UnsupportedCheckpointError: The file has float32 masters.
     """
     if checkpoint.mixed is not None and checkpoint.mixed.masters:
@@ -351,6 +348,9 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
         elif destination.target is not None:
             destinations[name] = destination
     state.raise_mismatch(missing, checkpoint.path, "Nothing was written.")
+    if not destinations:
+        reason = "the rules leave out all" if checkpoint.variables else "the file has no"
+        raise InvalidArgumentError(f"{checkpoint.path}: nothing to convert: {reason} variables.")
     return destinations
 
 
