@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -194,18 +193,19 @@ CONVERTED = SAVER.parents[3] / "converted"
 def _write_source(kind: str, path: Path) -> None:
     """Write a file to convert; `kind` begins with the writer, and ends with what is special."""
     layer = torch.nn.Linear(3, 2)
-    adam: Any = {"optimizer": optim.Adam(layer.parameters())}
+    adam = optim.Adam(layer.parameters())
     match kind.split():
+        case ["optim", "extra"]:
+            checkpoint.save(path, extra={"a": 1})
         case ["optim", part]:
-            parts = {"module": layer} if part == "whole" else {}
-            checkpoint.save(path, **(adam if part != "extra" else {"extra": {"a": 1}}), **parts)
+            checkpoint.save(path, optimizer=adam, module=layer if part == "whole" else None)
         case ["keras"]:
             w, opt = Variable([1.0], name="w"), Adam(0.5)
             checkpoint.save(path, optimizer=opt, variables=[w], extra={"epoch": 1})
         case ["torch", "layer"]:
             torch.save(layer, path)
         case ["torch", part]:
-            state = adam["optimizer"].state_dict() if part == "state" else {"state": []}
+            state = {"state": []} if part == "other" else adam.state_dict()
             torch.save({"param_groups": 3, **state}, path)
             path.write_bytes(path.read_bytes()[: 300 if part == "cut" else None])
         case _:
@@ -244,7 +244,7 @@ def test_outcome_is_printed(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("none").write_text("** -> -\n")
-    path = Path("source.safetensors")
+    path = Path("source.safetensors" if str(source).startswith(("optim", "keras")) else "source.pt")
     if isinstance(source, str):
         _write_source(source, path)
     before = set(os.listdir())

@@ -128,7 +128,7 @@ GROUP = "lr=0.25, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, amsgrad=Fals
 def test_inspect_prints_parameter_groups(
     groups: list[dict[str, Any]], lines: list[str], form: str, tmp_path: Path
 ) -> None:
-    path, optimizer = tmp_path / "run.safetensors", _train(groups)
+    path, optimizer = tmp_path / "run", _train(groups)
     state = optimizer.state_dict()
     match form:
         case "optimizer":
