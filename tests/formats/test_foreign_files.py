@@ -131,6 +131,9 @@ def test_readers_identify_foreign_files(kind: str, is_complete: bool, tmp_path: 
     path = tmp_path / "it"
     path.write_bytes(content if is_complete else content[: len(content) // 2])
     for name, (read, format_name) in READERS.items():
+        if (kind, name) == ("torch.save", "listing"):
+            # Listed, see the tests of the command `inspect`.
+            continue
         with pytest.raises(error) as raised:
             read(path)
         text = str(raised.value)
@@ -260,7 +263,7 @@ def test_commands_identify_foreign_files(kind: str, tmp_path: Path) -> None:
     make, (_, pattern) = FOREIGN[kind]
     path, new = tmp_path / "it", tmp_path / "out"
     path.write_bytes(make())
-    for command, *options in COMMANDS:
+    for command, *options in COMMANDS[kind == "torch.save" :]:
         args = {"diff": [path, SAVER], "convert": [*options, path, new]}.get(command, [path])
         outcome = CliRunner().invoke(main, [command, *map(str, args)])
         text = " ".join(outcome.output.split())

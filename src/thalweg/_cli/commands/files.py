@@ -218,8 +218,7 @@ def convert(
                 if (to, rules, which) != ("thalweg", None, None):
                     raise click.ClickException(
                         f"{path} is a file of torch.save or DeepSpeed, to which --to, --rules and"
-                        " --which do not apply: TensorFlow has no form for the state of torch-style"
-                        " optimizers. Nothing was written."
+                        " --which do not apply: TensorFlow has no torch-style optimizers."
                     )
                 name = None if optimizer is None else optimizer.removeprefix("optim:")
                 report = convert_file(path, out, name, allow_loss, **arguments)
@@ -248,7 +247,8 @@ def _print_converted(
         click.echo(_as_json(listing, **outcome))
         return
     size = f"{len(listing.tensors)} tensors, {_format_size(listing.bytes)}"
-    lines = [*report, f"wrote {listing.path} for {reader}: {size}"]
+    files = " (.index, .data-00000-of-00001)" if listing.kind == "tensorflow" else ""
+    lines = [*report, f"wrote {listing.path}{files} for {reader}: {size}"]
     lines += [f"left out: {name!r}: {_with_options(why)}" for name, why in reasons.items()]
     click.echo("\n".join(map(escape_text, lines)))
 
@@ -257,8 +257,7 @@ def _describe_converted(document: Mapping[str, Any], reasons: Mapping[str, str])
     """Describe the converted part of a thalweg file: the number of variables and the optimizer."""
     optimizer = as_object(document.get("optimizer")).get("class")
     count = len(as_object(document.get("variables")))
-    is_omitted = optimizer is None or "optimizer" in reasons
-    end = "no optimizer" if is_omitted else f"optimizer {optimizer}"
+    end = f"optimizer {optimizer}" if optimizer and "optimizer" not in reasons else "no optimizer"
     return f"converted: {count} variable{'s' * (count != 1)}, {end}"
 
 

@@ -52,10 +52,7 @@ _NAMES = "names"
 _BY_RULES, _UNKNOWN = "the rules leave it out", "it belongs to no converted variable or optimizer"
 _NO_PLACE = "a checkpoint of TensorFlow has variables and optimizers only"
 _NO_AVERAGES = 'only to="tf1" writes moving averages'
-_TORCH_STYLE = (
-    "TensorFlow has no form for the state of torch-style optimizers; thalweg.checkpoint.from_torch"
-    " loads that of torch.optim into an optimizer that TensorFlow has"
-)
+_TORCH_STYLE = "TensorFlow has no torch-style optimizers (see thalweg.checkpoint.from_torch)"
 
 
 def convert(
@@ -424,8 +421,7 @@ def _empty_from_file(path: Path) -> tuple[dict[str, Variable], bool]:
         )
     if not variables and description.document.get("kind") == TRAINING:
         raise InvalidArgumentError(
-            f"{location.path}: nothing to convert: it has no variables, to which a checkpoint of"
-            " TensorFlow attaches all else. Nothing was written."
+            f"{location.path}: nothing to convert: the file has no variables. Nothing was written."
         )
     # Only torch-style optimizers have groups, also those of the user's classes.
     is_torchs = "groups" in as_object(description.document.get("state"))
