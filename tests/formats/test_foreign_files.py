@@ -155,7 +155,8 @@ def _is_of_bundles(kind: str, name: str, text: str) -> bool:
 
 def _is_of_optimizers(kind: str, command: str, text: str) -> bool:
     """Return True for what `convert` says of files of torch, which may hold a state."""
-    return kind.startswith("torch.save") and command == "convert" and "holds no state dict" in text
+    is_told = "holds no state dict" in text or "TensorFlow has no torch-style optimizers" in text
+    return kind.startswith("torch.save") and command == "convert" and is_told
 
 
 FOREIGN_FILES: dict[str, tuple[Path, str]] = {
