@@ -49,7 +49,7 @@ def test_omitted_tensors_are_printed(tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome.output
     assert outcome.output.splitlines() == [
         "converted: 3 variables, optimizer v1:AdamOptimizer",
-        f"wrote {tmp_path / 'ours'} for thalweg.checkpoint.restore: 11 tensors, 548 B",
+        f"wrote {tmp_path / 'ours'} for checkpoint.restore: 11 tensors, 548 B",
         "left out: 'layer1/bias': the rules leave it out",
         "left out: 'layer1/bias/Adam': it belongs to no converted variable or optimizer",
         "left out: 'layer1/bias/Adam_1': it belongs to no converted variable or optimizer",

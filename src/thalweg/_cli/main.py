@@ -71,6 +71,9 @@ class Commands(click.Group):
         except ThalwegError as error:
             _show_error(str(error), debug)
             status = FAILURE
+        except OSError as error:
+            _show_error(f"{error.filename or 'system'}: {error.strerror or error}.", debug)
+            status = FAILURE
         except Exception as error:
             _show_error(f"{type(error).__name__}: {error} (--debug shows where)", debug)
             status = FAILURE

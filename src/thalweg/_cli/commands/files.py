@@ -50,9 +50,7 @@ LARGE = 1 << 28
 DIFFER = 1
 # Parameters of the functions that are not hyperparameters, so that --set refuses their names.
 _NOT_HYPERS = {*signature(convert_checkpoint).parameters, *signature(convert_file).parameters}
-_READERS = {
-    "thalweg": "thalweg.checkpoint.restore", "tf": "tf.train.Checkpoint", "tf1": "tf.train.Saver"
-}  # fmt: skip
+_READERS = {"thalweg": "checkpoint.restore", "tf": "tf.train.Checkpoint", "tf1": "tf.train.Saver"}
 _OF_GROUP = re.compile(r" of group [0-9]+\Z|\Athe number of groups\Z")
 
 
@@ -222,7 +220,7 @@ def convert(
                     )
                 name = None if optimizer is None else optimizer.removeprefix("optim:")
                 report = convert_file(path, out, name, allow_loss, **arguments)
-                reader = "thalweg.checkpoint.read_state"
+                reader = "checkpoint.read_state"
             else:
                 cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
                 arguments |= {"optimizer": cls, "which": which}
