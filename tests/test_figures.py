@@ -109,6 +109,7 @@ def test_picture_has_each_figure_beside_its_peer(load: Any) -> None:
     assert bars["sparse_adagrad_vs_torch"] == 1 / current.figures["sparse_adagrad_vs_torch"].value
 
 
+@pytest.mark.slow
 def test_programs_of_the_first_step_run(load: Any, tmp_path: Path) -> None:
     startup = load("startup")
     for make in (startup.RULE.format(rule="SGD"), startup.OPTIM + startup.THIRD):

@@ -45,6 +45,7 @@ def test_front_ends_do_not_patch_torch_classes() -> None:
     assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "statement",
     [

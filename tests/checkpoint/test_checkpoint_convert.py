@@ -62,7 +62,7 @@ def states(training: Pair) -> list[torch.Tensor]:
     return [state[name].float() for state in param_states for name in sorted(state)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam])
 @pytest.mark.parametrize(("source_case", "target_case"), [*itertools.permutations(OPTIONS, 2)])
 @pytest.mark.filterwarnings("ignore:.*lower bits of weights")

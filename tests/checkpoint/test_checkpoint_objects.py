@@ -112,6 +112,7 @@ def assert_ends(values: dict[str, torch.Tensor], golden: Golden) -> None:
         np.testing.assert_allclose(values[name].numpy(), end, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.one_in(3)
 @every_golden
 @pytest.mark.parametrize("step_count", [0, 1, 3])
 def test_tensorflow_object_checkpoint_resumes(folder: str, step_count: int) -> None:

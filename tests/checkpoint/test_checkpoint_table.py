@@ -193,6 +193,7 @@ STEPPED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", STEPPED)
 def test_minimize_step_resumes_with_the_same_bits(case: str, tmp_path: Path) -> None:
     options = dict(STEPPED[case])

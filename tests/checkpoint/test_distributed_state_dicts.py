@@ -204,6 +204,7 @@ def test_sums_that_have_begun_need_their_keys_in_the_file(form: str, tmp_path: P
         resume("AdamW", "accumulate", form, 3, tmp_path)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", ["AdamW", "AdamWDecoupled"])
 def test_allocation_changes_neither_parameters_nor_sums(name: str, options: str) -> None:

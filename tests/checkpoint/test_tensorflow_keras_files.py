@@ -87,6 +87,7 @@ def test_every_value_is_restored_to_the_bit(case_id: str) -> None:
     assert opt.iterations.item() == 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case_id", _cases())
 def test_five_more_steps_have_the_values_of_keras(case_id: str) -> None:
     case = _cases()[case_id]
@@ -110,6 +111,7 @@ def test_five_more_steps_have_the_values_of_keras(case_id: str) -> None:
 NEWER = [case_id for case_id, case in _cases().items() if case["keras"] == 2.15]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case_id", NEWER)
 @pytest.mark.parametrize("package", ["Custom", "thalweg", "mine", "my.package"])
 @pytest.mark.parametrize("as_class", [False, True])

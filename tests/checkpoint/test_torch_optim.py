@@ -73,6 +73,7 @@ def test_five_steps_after_conversion_are_equal(case: Case, dtype: torch.dtype) -
         assert apart(var.detach(), param.detach()) < bound
 
 
+@pytest.mark.one_in(3)
 @every_dtype
 @every_case
 def test_torch_resumes_from_a_converted_state(case: Case, dtype: torch.dtype) -> None:

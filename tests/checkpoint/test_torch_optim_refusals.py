@@ -108,6 +108,7 @@ SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", [Adam, AdamOptimizer], ids=["keras", "v1"])
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
 @pytest.mark.parametrize(("change", "message"), SLIPS.values(), ids=SLIPS)

@@ -162,6 +162,7 @@ def test_race_on_digit_lines_runs() -> None:
     assert by_name(report)["Adam"]["test_accuracy"] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_stdlib")
 def test_race_on_standard_library_text_runs() -> None:
     report = race("--problem", "stdlib", "--optimizers", "Adagrad,Adam")
@@ -253,6 +254,7 @@ def test_races_optimizers_of_torch_beside_those_of_the_library() -> None:
     assert rows["torch:SGD"]["learning_rate"] == 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_stdlib")
 def test_torch_optimizers_race_on_sparse_gradients() -> None:
     names = "optim:SGD,torch:SGD"

@@ -123,6 +123,7 @@ def test_the_help_says_that_packages_are_executed() -> None:
     assert "its code is executed" in run("--help").stdout
 
 
+@pytest.mark.slow
 def test_atlas_compares_all_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [os.path.dirname(others.__file__), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

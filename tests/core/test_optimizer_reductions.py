@@ -115,6 +115,7 @@ FACES: dict[str, Callable[[torch.dtype], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -156,6 +156,7 @@ def test_global_norm_adds_sums_in_order(kind: str, parts: Any) -> None:
     assert parts == [(replay_block.CLIPPED, 0)] * (STEPS - 2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_measuring", [False, True])
 def test_channels_last_weights_are_clipped_in_replay(
@@ -292,6 +293,7 @@ def test_last_step_stays_until_the_next_step(monkeypatch: pytest.MonkeyPatch) ->
     assert opt.last_step.grad_norm == pytest.approx(norm.item(), rel=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e25])
 @pytest.mark.parametrize("limit", [0.3, 1e9])
 @pytest.mark.parametrize("kind", ["float32", "float64", "several"])

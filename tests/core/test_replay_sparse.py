@@ -101,6 +101,7 @@ def test_replayed_sparse_steps_equal_the_reference(make, kind, dense, monkeypatc
     assert_same(fast.state(), reference_training.state())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dense", [False, True], ids=["alone", "beside a dense one"])
 @pytest.mark.parametrize("clipping", CLIPPED.items(), ids=CLIPPED)
 def test_replayed_sparse_steps_are_clipped(clipping, dense, monkeypatch):

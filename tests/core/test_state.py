@@ -120,6 +120,7 @@ FRESH: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stride", [13, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["trained", "fresh"])
 @pytest.mark.parametrize("face", OF_VARIABLES)

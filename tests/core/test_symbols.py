@@ -49,7 +49,7 @@ def assert_bits(actual: Any, expected: Any) -> None:
 )
 @settings(max_examples=200)
 @given(data=st.data())
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_programs_of_measures_equal_numpy(rule: Rule, kind: Any, data: st.DataObject) -> None:
     function: Any = rule.per_variable
     parameters = [*inspect.signature(function).parameters]

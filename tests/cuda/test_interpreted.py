@@ -53,6 +53,7 @@ def equal_reference(case, problem, selection, **keywords):
     assert_same(take(case, problem, selection, **keywords).written(), expected.written())
 
 
+@pytest.mark.one_in(2)
 @by_rule(CASES)
 def test_every_rule_and_dtype_equals_the_reference(case):
     selection = SELECTIONS[CASES.index(case) % 2]
@@ -127,6 +128,7 @@ def with_rows(case, indices, width, dtype, seed=5, special=0.1):
     return problem
 
 
+@pytest.mark.one_in(2)
 @by_rule(FIRST)
 @pytest.mark.parametrize(
     ("dtype", "selection"), [*zip((torch.float32, torch.bfloat16), SELECTIONS)], ids=label
@@ -143,6 +145,7 @@ def test_rows_of_any_width_equal_the_reference(case, width, indices):
     equal_reference(case, with_rows(case, indices, width, torch.float32), SELECTIONS[1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [8, 72, 1032, 4100, 9001], ids=label)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 def test_untouched_rows_equal_the_reference(width, dtype):
@@ -212,6 +215,7 @@ def rooted(var, grad, slot, *, rate):
 MEASURES = [(gradient_squares,), (variable_squares, gradient_squares), (gradient_squares, rooted)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("formulas", "dtype", "stages"),
     cover_pairs(product(MEASURES, DTYPES, ((), (clip_by_value,)))),

@@ -143,6 +143,7 @@ TRAININGS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("make", "options"), TRAININGS, ids=str)
 def test_encoded_trainings_equal_the_reference(make, options):
     assert_same(trained("cuda", make, 2, **options), trained("reference", make, 2, **options))

@@ -19,6 +19,7 @@ ROWS = cover_pairs(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("case", "signature", "form"),
     [

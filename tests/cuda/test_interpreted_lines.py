@@ -31,6 +31,7 @@ def test_line_measures_equal_the_reference(dtype, monkeypatch):
     assert_same(actual, after(FULL, "reference", params, grads))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("position", [float("nan"), float("inf"), -0.0, 1e-310])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_nonfinite_and_odd_numbers_equal_the_reference(dtype, position):
@@ -102,6 +103,7 @@ def trained(engine, name, steps=2, context=contextlib.nullcontext, **options):
     return written(optimizer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "options"), TRAININGS, ids=str)
 def test_trainings_equal_the_reference(name, options):
     assert_same(trained("cuda", name, **options), trained("reference", name, **options))

@@ -30,6 +30,7 @@ def trained(engine, case, params, gradients, **options):
     return [tensor.detach() for tensor in (*copies, *slots) if isinstance(tensor, torch.Tensor)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [*zip(modern_inputs.CASES, cycle((torch.float32, torch.bfloat16)))],

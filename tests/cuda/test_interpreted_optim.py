@@ -109,6 +109,7 @@ def trained(engine, make, steps=STEPS, context=contextlib.nullcontext, **options
     return training.written()
 
 
+@pytest.mark.one_in(2)
 @by(DROP_INS)
 def test_torch_classes_equal_the_cpu(make):
     dtypes = (torch.float32, torch.bfloat16, torch.float64)
@@ -155,6 +156,7 @@ def test_a_device_with_an_engine_takes_the_step(monkeypatch):
     assert not native_support.engines_support(pairs, {}, ())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("make", "groups"),
     [(make, 1 + k % 2) for k, make in enumerate(CAPTURABLE.values())],
@@ -167,6 +169,7 @@ def test_device_counted_steps_equal_the_cpu(make, groups):
     assert_same(trained("cuda", make, capturable=True, **options), expected)
 
 
+@pytest.mark.one_in(2)
 @by(CAPTURABLE)
 def test_device_counted_float64_steps_equal_the_cpu(make):
     options = {"dtypes": (torch.float64,)}
@@ -180,6 +183,7 @@ def test_device_counted_step_does_not_synchronize(make):
     trained("cuda", make, 3, lambda optimizer: waiting_for_nothing(), capturable=True)
 
 
+@pytest.mark.one_in(2)
 @by(CAPTURABLE)
 def test_graph_replays_of_a_step_equal_steps(make):
     rate = {"lr": torch.tensor(0.1)}
@@ -283,6 +287,7 @@ def scaled(engine, make, first=0, context=contextlib.nullcontext, **options):
     return training
 
 
+@pytest.mark.one_in(2)
 @by(SCALABLE)
 def test_device_skips_steps(make):
     groups = 1 + [*SCALABLE.values()].index(make) % 2
@@ -300,6 +305,7 @@ def test_device_decision_does_not_synchronize(make):
     assert training.optimizer.last_step.count == OVERFLOWS.count(False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -46,6 +46,7 @@ def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 
     return problem.written()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("places", [ALIGNED, ANYWHERE], ids=["aligned", "anywhere"])
 @pytest.mark.parametrize(
     ("name", "dtypes", "selection"),

@@ -40,6 +40,7 @@ def waiting(training):
     return waiting_for_nothing(host=training.step._rate.tensors, device=training.there())
 
 
+@pytest.mark.one_in(2)
 @by_make
 def test_device_decisions_equal_host_decisions(key):
     expected_training = trained("cpu", fresh(key, BACKOFF))
@@ -51,6 +52,7 @@ def test_device_decisions_equal_host_decisions(key):
     assert training.step.was_applied is expected_training.step.was_applied
 
 
+@pytest.mark.one_in(2)
 @by_make
 def test_logarithmic_device_scaler_is_close_to_host(key):
     expected_training = trained("cpu", fresh(key, LOG_MAX))
@@ -60,6 +62,7 @@ def test_logarithmic_device_scaler_is_close_to_host(key):
     assert list(map(bool, training.outcomes)) == expected_training.outcomes
 
 
+@pytest.mark.one_in(2)
 @by_make
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
 def test_device_decision_does_not_synchronize(key, scaling):

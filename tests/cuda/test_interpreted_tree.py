@@ -24,6 +24,7 @@ def leaves(count, shape, seed):
     return torch.from_numpy(np.where(rng.random(tree_leaves.shape) < 0.02, specials, tree_leaves))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (3,)], ids=str)
 def test_tree_reduction_equals_the_reference(counts, shape):

@@ -49,6 +49,7 @@ COVER = cover_values(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "options", "dtype"), COVER, ids=str)
 def test_wrappers_equal_the_cpu(name, options, dtype):
     kind = optim.tensorflow.AdamW if "." in name else getattr(optim, name)
@@ -70,6 +71,7 @@ def test_row_wrappers_equal_the_cpu(option):
     assert_same(actual, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"),
     [

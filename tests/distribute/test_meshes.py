@@ -29,7 +29,7 @@ QUICK = (
         (4, QUICK),
         # Eight ranks take long on two cores.
         pytest.param(8, QUICK[1::2], marks=pytest.mark.slow),
-        *(pytest.param(count, (), marks=pytest.mark.slow) for count in (1, 2, 4)),
+        *(pytest.param(count, (), marks=pytest.mark.slow) for count in (2, 4)),
     ],
     ids=lambda value: value if isinstance(value, int) else "some" if value else "all",
 )

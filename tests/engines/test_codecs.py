@@ -223,7 +223,7 @@ def assert_same_steps(base: Case, problem: Problem, selection: Any = KEEP, steps
     cover_values(product(CASES, OF_SLOTS, (torch.float32, torch.bfloat16)), 2),
     ids=label,
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_the_cpu_engine_has_the_bits_of_the_reference(
     base: Case, name: str, dtype: torch.dtype
 ) -> None:

@@ -119,7 +119,7 @@ by_form = pytest.mark.parametrize("form", FORMS)
 by_pair = pytest.mark.parametrize("pair", PAIRS, ids=label)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @by_form
 @pytest.mark.parametrize("case", CASES, ids=label)
 @many("types", QUICK, ids=label)
@@ -189,6 +189,7 @@ def equal_steps(case: Case, types: tuple[Any, ...], form: str, engine_name: str)
         assert_same(results[0], results[1])
 
 
+@pytest.mark.one_in(3)
 @by_form
 @many("types", QUICK, ids=label)
 def test_measures_have_the_bits_of_the_reference(types: tuple[Any, ...], form: str) -> None:

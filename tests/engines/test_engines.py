@@ -95,6 +95,7 @@ def test_fused_equals_reference_in_many_examples(case):
     equal_reference(case, DTYPES, 100)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
@@ -215,6 +216,7 @@ def assert_equal_numbers(got, expected):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.one_in(3)
 @by_rule()
 def test_opposite_signs_give_opposite_steps(case):
     problem = _quiet(case)
@@ -222,6 +224,7 @@ def test_opposite_signs_give_opposite_steps(case):
     assert_equal_numbers(take(case, _scaled(problem, case.row, sign_=-1.0), steps=2), expected)
 
 
+@pytest.mark.one_in(3)
 @by_rule([case for case in FIRST if case.row.linear is not None])
 def test_variable_and_learning_rate_scale_together(case):
     rate = {hyper.name: hyper.default for hyper in case.rule.hypers}["learning_rate"]
@@ -283,6 +286,7 @@ def test_halves_are_rounded_once_to_nearest_even(dtype):
 # Whose memory it is
 
 
+@pytest.mark.one_in(3)
 @by_rule_and_dtype
 @many("name", ["cpu", "reference"])
 def test_gradients_are_not_written(case, dtype, name):
@@ -403,6 +407,7 @@ FORMULAS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("formula", "slots"), FORMULAS, ids=[f[0].__name__ for f in FORMULAS])
 @pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
 def test_formulas_of_every_form_agree(formula, slots, selection):

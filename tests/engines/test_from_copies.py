@@ -145,6 +145,7 @@ def equal_ties(dtype: torch.dtype, engine: Any, stride: int = 1) -> None:
     assert_begun(adam(), problem, copy, KEEP._replace(name=engine))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [1, 3])
 @BY_KIND
 @BY_ENGINE
@@ -163,6 +164,7 @@ def lazy() -> Case:
     return next(case for case in FIRST if case.rule.name == "LazyAdam")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "case",

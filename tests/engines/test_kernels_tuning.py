@@ -74,6 +74,7 @@ sys.stdout.write(torch.cat([each.flatten() for each in made]).numpy().tobytes().
 SETTINGS = ["prefetch=0", "prefetch=64", "vectors=256", "serial=0", "serial=1000000"]
 
 
+@pytest.mark.slow
 def test_tuning_does_not_change_bits(tmp_path):
     folder = tmp_path / "kernels"
 

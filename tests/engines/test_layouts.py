@@ -37,6 +37,7 @@ def server():
         yield process
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", [slow_unless(rule in KINDS, rule) for rule in ROWS])
 @pytest.mark.parametrize("role", ROLES)
 def test_layouts_give_right_bits_or_a_layout_error(server, rule, role):

@@ -138,7 +138,7 @@ KINDS = [
     cover_pairs(product(OPTIMIZERS, KINDS, (False, True), ("cpu", "reference"))),
     ids=label,
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_swept_step_equals_step_of_processed_gradients(
     name: str, inputs: tuple[str, torch.dtype], trusts: bool, engine: Any
 ) -> None:
@@ -190,6 +190,7 @@ def test_copies_saturate_and_keep_nan(dtype: torch.dtype, engine: Any) -> None:
     assert not copy.isinf().any()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("special", [None, "inf", "-inf", "nan"])
 @pytest.mark.parametrize("position", [0, 5, 16, 69_999])
@@ -209,6 +210,7 @@ def test_peaks_and_squares_see_every_element(
     np.testing.assert_allclose(squares_of_vars[0], expected, rtol=1e-12)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "dtype", [slow_unless(dtype in (F32, F16), dtype) for dtype in DTYPES], ids=str
 )

@@ -154,6 +154,7 @@ def refused_with_gradient_of(wrong: tuple[int, ...], shape: tuple[int, ...], eng
     assert_same_bits(snapshot(opt, [module.weight]), state_before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_module_to_another_dtype_keeps_its_slots(row: Row, dtype: torch.dtype) -> None:

@@ -147,6 +147,7 @@ def every(dtype: torch.dtype) -> torch.Tensor:
     return patterns.view(dtype).float()
 
 
+@pytest.mark.one_in(3)
 @by_dtype
 @pytest.mark.parametrize("draw", DRAWS)
 def test_representable_numbers_round_to_themselves(
@@ -209,6 +210,7 @@ def test_rounding_up_is_proportional(
     assert set(drawn_values[is_up].tolist()) == {low + float(np.copysign(place, low))}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", ["cpu", "reference", "torch"])
 @pytest.mark.parametrize(("dtype", "low", "place", "share"), SHARES)
 def test_mean_of_rounded_numbers_is_the_number(

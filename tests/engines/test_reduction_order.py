@@ -294,7 +294,7 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
     return np.stack(totals)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
 @pytest.mark.parametrize(
     ("of_var", "of_grad", "dtype"),
@@ -435,6 +435,7 @@ STAGES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("stages", "scalars", "dtype"),
     [

@@ -78,6 +78,7 @@ def test_formulas_run_off_the_cpu(case: Case) -> None:
                 assert tensor.shape == shape, name
 
 
+@pytest.mark.one_in(3)
 @by_rule()
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_a_copy_is_the_variable_in_its_own_type(case: Case, sparse: bool) -> None:

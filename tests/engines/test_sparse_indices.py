@@ -61,6 +61,7 @@ ENGINES = ["cpu", "reference"]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
+@pytest.mark.one_in(3)
 @by_rule(FIRST)
 @many("engine", ENGINES)
 @many("index", BAD_INDICES)
@@ -84,6 +85,7 @@ def test_an_int32_index_out_of_range_is_named(case, index):
     table.assert_unchanged()
 
 
+@pytest.mark.one_in(3)
 @by_rule(FIRST)
 @engines
 def test_a_bad_index_after_a_good_step_changes_nothing(case, engine):

@@ -29,6 +29,7 @@ def crashes(server: Server, cases: list[tuple[Any, ...]], good: tuple[str, ...])
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_memory_truncated_by_a_step_callback_is_not_written(

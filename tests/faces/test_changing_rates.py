@@ -429,6 +429,7 @@ def test_functions_are_called_once_a_step(name: str, monkeypatch: pytest.MonkeyP
     assert run.taken == STEPS - 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_that_change_the_step_are_called_once(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -462,6 +463,7 @@ def test_rejected_step_calls_no_rate_function(name: str) -> None:
     assert_same(tensors_before, run.written())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("result", ["a word", float("nan"), ValueError("no rate")], ids=str)
 def test_failing_rate_function_takes_no_step(name: str, result: Any) -> None:
@@ -519,6 +521,7 @@ def test_session_replay_follows_rates(by_feed: bool, monkeypatch: pytest.MonkeyP
     assert values[0].tobytes() == values[1].tobytes()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in DECAYS if name.startswith("policy")])
 def test_replay_follows_optimize_loss_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[Any] = []

@@ -201,7 +201,7 @@ def differing(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[st
         if name not in DEVICE_FOLLOWERS or default == "device"
     ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_steps_do_not_depend_on_defaults_of_torch(name: str, default: str) -> None:
     actual = take_steps(TABLE[name], shapes_of(name), DEFAULTS[default])
     assert differing(usual(name, is_large=False), actual) == []

@@ -99,7 +99,7 @@ def test_inputs_equal_the_recorded_inputs(inputs: str) -> None:
     assert record.inputs_digest(*inputs.split("/")) == GOLDENS["inputs"][inputs]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "case_id",
     [

@@ -236,6 +236,7 @@ def test_rows_of_one_element_make_both_adagrads_divide(dtype: torch.dtype) -> No
 # What is denormal in float32, as a Python float is even beside float64 variables, counts as 0.
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("denormals", ["flush", "keep"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(

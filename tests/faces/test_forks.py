@@ -173,6 +173,7 @@ def _refused(call: Callable[..., Any]) -> str:
     return "not refused"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_step_under_way_at_the_fork_marks_its_optimizer_in_the_child(make):
     stop = Stop()
@@ -200,6 +201,7 @@ def test_a_step_under_way_at_the_fork_marks_its_optimizer_in_the_child(make):
     assert case.values() != values_before
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_failed_load_keeps_the_fork_mark(make):
     stop = Stop()
@@ -217,6 +219,7 @@ def test_failed_load_keeps_the_fork_mark(make):
         assert "forked" in run_in_child(child)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_other_optimizers_step_in_the_child(make):
     stop = Stop()

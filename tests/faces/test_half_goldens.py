@@ -103,6 +103,7 @@ PARTED: list[tuple[Any, float, str, float, float, float]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("make", "rate", "dtype", "grad", "recorded_w", "expected_w"), PARTED)
 def test_documented_deviations_from_tensorflow_hold(
     make: Any, rate: float, dtype: str, grad: float, recorded_w: float, expected_w: float

@@ -79,6 +79,7 @@ def trained(face: str, layouts: tuple[Layout, Layout], relay: Layout | None = No
     return [var.detach().clone(memory_format=torch.contiguous_format) for var in params]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
 @pytest.mark.parametrize(
     ("face", "engine"),

@@ -65,6 +65,7 @@ def test_torch_save_state_resumes(name: str) -> None:
 
 
 # Keras' variables lack the `copy` of NumPy's protocol.
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("name", FILES)
 def test_old_checkpoint_files_resume(name: str, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def values(training: Any) -> dict[str, Any]:
 
 
 @every_training
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_failed_first_allocation_can_be_retried(make: Callable[..., Any]) -> None:
     undisturbed = make()
     undisturbed.step(0), undisturbed.step(1)

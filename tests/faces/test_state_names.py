@@ -255,7 +255,7 @@ def bits(training: Any) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", MAKERS)
 @many("slip", SLIPS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_slots_are_loaded_by_name_or_not_at_all(name: str, slip: str) -> None:
     make, change = MAKERS[name], SLIPS[slip]
     if change.wants_slots and name in WITHOUT_SLOTS:

@@ -49,6 +49,7 @@ def eager(make: Any, steps: int) -> list[Any]:
     return [table.numpy(), w.numpy(), *opt.get_weights()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_a_session_takes_the_steps_of_eager_mode(kind: str) -> None:
     with tf1.Graph().as_default():

@@ -31,6 +31,7 @@ def test_torch_script_runs_with_replaced_import() -> None:
     assert final < first < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "package"), [("trainer", "transformers"), ("fit", "lightning")])
 def test_example_script_learns(name: str, package: str) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")

@@ -99,6 +99,7 @@ def run_in_keras(optimizer: Any, steps: int = 3) -> list[np.ndarray]:
     return values(variables)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
 def test_steps_have_the_bits_of_thalweg(name: str, config: dict[str, Any]) -> None:
     keras_opt = getattr(keras3, name)(learning_rate=0.1, **config)
@@ -124,6 +125,7 @@ def test_training_resumes_from_a_saved_model(
     assert_same(loaded.get_weights(), model.get_weights())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_lowers_the_loss(name: str) -> None:
     model = make_model(getattr(keras3, name)(learning_rate=0.01))

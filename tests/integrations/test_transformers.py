@@ -188,6 +188,7 @@ def test_factors_have_the_numbers_of_transformers(shape: str) -> None:
                 scheduler.step()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "optim_args", "cls", "entries"),
     [

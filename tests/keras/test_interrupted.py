@@ -140,6 +140,7 @@ def test_interrupted_step_is_not_taken(make: Any, steps: int, error: Any, engine
         assert_same_bits(snapshot(opt, variables), state_before)
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_step_after_interruption_equals_undisturbed_step(make: Any, engine: str) -> None:

@@ -292,6 +292,7 @@ def test_variables_of_any_shape_are_updated(row: Row, engine: str, shape: tuple[
     assert all(np.isfinite(var.numpy()).all() for var in variables)
 
 
+@pytest.mark.one_in(3)
 @all_rows
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_engines_agree_on_all_optimizers(row: Row, dtype: str) -> None:
@@ -334,6 +335,7 @@ OVERFLOWS: list[tuple[str, str, list[float], list[float]]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(("option", "dtype", "gradient", "expected"), OVERFLOWS)
@@ -377,6 +379,7 @@ def test_a_constraint_set_between_steps_is_applied() -> None:
     assert w.numpy().tolist() == [0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", range(1, 6))
 @pytest.mark.parametrize("setter", ["an attribute", "a key", "another __dict__"])
 @pytest.mark.parametrize("face", ["keras", "v1", "optim"])

@@ -17,6 +17,7 @@ from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer
 from thalweg.rules import ADAGRAD
 
 
+@pytest.mark.one_in(3)
 @both_engines
 @all_rows
 @pytest.mark.parametrize("steps", [0, 2])

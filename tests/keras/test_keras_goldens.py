@@ -71,7 +71,7 @@ def check(case: dict[str, Any], value: replay.Value, tolerance: Any) -> None:
         pytest.fail(replay.report(case, value, bad), pytrace=False)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @by_engine([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
 def test_trajectory_has_tensorflow_bits(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
@@ -108,6 +108,7 @@ def test_half_precision_is_close(case_id: str, engine: str) -> None:
         check(case, value, tolerance * scale_of(value))
 
 
+@pytest.mark.one_in(3)
 @by_engine(MINIMIZED)
 def test_minimize_by_torch_gradients_is_close(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
@@ -115,7 +116,7 @@ def test_minimize_by_torch_gradients_is_close(case_id: str, engine: str) -> None
         check(case, value, GRADIENTS * scale_of(value))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("case_id", FLOAT32)
 def test_names_of_weights_and_config_after_training(case_id: str) -> None:
     case = replay.cases()[case_id]

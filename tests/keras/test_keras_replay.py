@@ -99,6 +99,7 @@ def test_every_class_is_replayed(name: str, options: dict[str, Any]) -> None:
     assert int(fast.optimizer.iterations) == 8
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
 def test_large_steps_are_replayed(name: str, options: dict[str, Any], large_steps: None) -> None:
     fast, twin = Training(name, **options), Training(name, True, **options)

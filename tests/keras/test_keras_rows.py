@@ -38,6 +38,7 @@ def values(opt: Any, variables: list[Variable]) -> list[Tensor]:
     return [torch.as_tensor(var).detach().as_subclass(Tensor) for var in (*variables, *opt.weights)]
 
 
+@pytest.mark.one_in(2)
 @both_engines
 @by_rule
 def test_keras_row_rules_equal_torch_style_rules(rule: Rule, cls: Any, engine: str) -> None:
@@ -58,6 +59,7 @@ def test_keras_row_rules_equal_torch_style_rules(rule: Rule, cls: Any, engine: s
             torch.testing.assert_close(slot_value, judge.state[param][slot.name])
 
 
+@pytest.mark.one_in(2)
 @by_rule
 def test_training_resumes_from_its_weights(rule: Rule, cls: Any) -> None:
     weights, opt = variables(), RuleOptimizer(rule, 0.1, clipnorm=0.5)
@@ -77,6 +79,7 @@ def test_training_resumes_from_its_weights(rule: Rule, cls: Any) -> None:
     assert_same(values(opt, weights), values(new_opt, twins))
 
 
+@pytest.mark.one_in(3)
 @by_rule
 @pytest.mark.parametrize(
     ("value", "error", "message"),

@@ -145,6 +145,7 @@ def test_dense_hook_that_calls_super_does_not_change_steps(row: Row, engine: str
     assert opt.calls == 6
 
 
+@pytest.mark.one_in(3)
 @all_rows
 @pytest.mark.parametrize(
     "hook", ["_resource_apply_sparse", "_resource_apply_sparse_duplicate_indices"]

@@ -347,6 +347,7 @@ def trained() -> tuple[Any, list[Any], dict[str, Any]]:
     return opt, variables, state
 
 
+@pytest.mark.one_in(3)
 @mutations
 def test_bad_state_changes_nothing(change: Change, message: str) -> None:
     opt, variables, state = trained()

@@ -126,7 +126,7 @@ def trained_in_a_session(case: Case) -> Iterator[Observed]:
             yield {**row, **told(writer, params), "applied": row["global_step"] > start}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @by_case("traj/")
 def test_a_training_from_a_config_is_the_recorded_one(case: Case) -> None:
     # One mode each: `optimize_loss` itself is tested in both.

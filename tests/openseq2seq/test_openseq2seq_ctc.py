@@ -125,6 +125,7 @@ def test_model_keeps_batch_normalization_in_float32(
     assert all(param.grad is not None for param in model.parameters())
 
 
+@pytest.mark.slow
 def test_larc_training_in_mixed_precision_is_close_to_float32(
     example: ModuleType, small: digit_lines.DigitLines
 ) -> None:
@@ -161,18 +162,15 @@ def test_larc_training_in_mixed_precision_is_close_to_float32(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["novograd", "larc"])
 def test_trained_model_reads_nearly_all_digits(
-    example: ModuleType, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    example: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    outcomes = example.main(["--config", name, "--logdir", str(tmp_path)])
+    outcomes = example.main(["--config", "novograd", "--logdir", str(tmp_path)])
     rates = {kind: outcome.error_rate for kind, outcome in outcomes.items()}
     assert set(rates) == {"mixed", "float32"}
     assert max(rates.values()) <= 0.04
     assert abs(rates["mixed"] - rates["float32"]) <= 0.02
     assert capsys.readouterr().out.count("label error rate") == 2
-    assert {path.parent.name for path in tmp_path.rglob("events*")} == {
-        f"{name}-mixed",
-        f"{name}-float32",
-    }
+    folders = {path.parent.name for path in tmp_path.rglob("events*")}
+    assert folders == {"novograd-mixed", "novograd-float32"}

@@ -51,7 +51,7 @@ def assert_close(got: Any, expected: Any, case: Case) -> None:
     )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @each_mode
 @by_case("traj/")
 def test_training_equals_the_recording(case: Case, train: Train) -> None:

@@ -30,6 +30,7 @@ each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f3
 # Recorded numbers
 
 
+@pytest.mark.one_in(3)
 @each_engine
 @by_case("traj/novograd/as_documented", *(f"traj/novograd/as_shipped_{n}" for n in "dbew"))
 def test_steps_equal_the_recording(case: Case, engine: Any) -> None:

@@ -273,6 +273,7 @@ def decay(weights: Any) -> Any:
     return 0.5 * weights.square().sum()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"clip_gradients": 0.5}], ids=["plain", "clip"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @each_bad
@@ -326,6 +327,7 @@ NASTY: dict[str, tuple[list[float], list[float], dict[str, Any], bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @each_scaling
 @pytest.mark.parametrize(("head", "norm", "options", "takes_step"), NASTY.values(), ids=NASTY)
 def test_swept_and_split_overflow_decisions_are_equal(

@@ -204,6 +204,7 @@ def follow_patterns(algorithm: str, follow: Any, as_shipped: bool, patterns: ran
 as_shipped_or_meant = pytest.mark.parametrize("as_shipped", [True, False], ids=["shipped", "meant"])
 
 
+@pytest.mark.one_in(3)
 @as_shipped_or_meant
 @each_algorithm
 @pytest.mark.parametrize("follow", [by_updates, by_formula])

@@ -142,6 +142,7 @@ PER_VARIABLE = ("gradient_norm", "variable_norm")
 LARC = ("larc_grad_update", "larc_final_lr")
 
 
+@pytest.mark.one_in(3)
 @each_way
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_summary_has_its_tag(options: dict[str, Any], way: str, tmp_path: Path) -> None:

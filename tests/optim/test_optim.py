@@ -113,6 +113,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", GROUPS)
 def test_groups_with_other_options(name: str) -> None:
     outcomes = []
@@ -362,6 +363,7 @@ def test_fused_unscale_matches_torch(name: str) -> None:
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch's classes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("cls", "options"),
     [(getattr(optim, name), {"fused_unscale": True}) for name in CLASSES]

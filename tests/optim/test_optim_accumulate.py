@@ -96,6 +96,7 @@ def reload(opt: Any) -> Any:
     return loaded
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("name", ["Adagrad", "RMSprop"])
 @pytest.mark.parametrize("by_file", [True, False])

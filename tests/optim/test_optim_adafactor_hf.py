@@ -64,6 +64,7 @@ def copied(params: Any) -> Any:
     return [param.detach().clone().requires_grad_() for param in params]
 
 
+@pytest.mark.one_in(3)
 @each_config
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_steps_and_state_are_those_of_transformers(
@@ -84,6 +85,7 @@ def test_steps_and_state_are_those_of_transformers(
         assert state["step"] == peer_state["step"] == 6
 
 
+@pytest.mark.one_in(3)
 @each_config
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_states_load_into_each_other(transformers: Any, dtype: torch.dtype, config: Any) -> None:

@@ -55,6 +55,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("cls", "options", "change"), CASES)
 def test_rejected_group_changes_nothing(cls: Any, options: Any, change: Any) -> None:
     opt, param = trained(cls, **options)

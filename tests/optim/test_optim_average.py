@@ -36,6 +36,7 @@ def averages(opt: Any) -> list[torch.Tensor]:
     return [opt.state[param]["ema"] for param in opt.param_groups[0]["params"]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("decay", [0.9, 0.25])
 @pytest.mark.parametrize(
     ("name", "sparse"),

@@ -136,6 +136,7 @@ DENSE_OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", DENSE_OPTIONS)
 @pytest.mark.parametrize(
     "name", [name for name in CLASSES if name not in ("SparseAdam", "Adagrad")]

@@ -90,6 +90,7 @@ def assert_quotient(actual: list[Tensor], expected: list[Tensor]) -> None:
         )
 
 
+@pytest.mark.one_in(3)
 @by_class
 @by_extreme
 @pytest.mark.parametrize("engine", ["cpu", "reference"])

@@ -128,6 +128,7 @@ def _scheduled(make: Make) -> tuple[Make, Change]:
     return made, change
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MAKE)
 def test_steps_have_the_bits_of_eager_mode_and_compile_no_rate(name: str, backend: str) -> None:

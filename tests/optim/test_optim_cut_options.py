@@ -17,6 +17,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("act", cut_options.ACTS)
 def test_cut_options_are_never_read(server: Server, act: str) -> None:

@@ -141,6 +141,7 @@ class WithoutFloat64(TorchDispatchMode):
         return outputs
 
 
+@pytest.mark.slow
 def test_all_classes_step_on_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_numbers, "WITHOUT_FLOAT64", {"meta"})
     for row in rows()[::2]:

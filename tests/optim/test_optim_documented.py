@@ -77,6 +77,7 @@ def test_a_brake_measures_growth_after_the_decay() -> None:
     torch.testing.assert_close(param.detach(), torch.tensor([1.05, 0.0]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "bound"),
     [({}, 0.01), ({"weights": "split"}, 0.01), ({"masters": True}, 1e-6)],

@@ -75,6 +75,7 @@ def tensors_in(optimizer: Any) -> list[torch.Tensor]:
     return [x.float() for x in values if isinstance(x, torch.Tensor)]
 
 
+@pytest.mark.one_in(3)
 @by_case
 @pytest.mark.parametrize("copy_state", [dict, copy.deepcopy, through_torch_save])
 def test_same_shapes_load_same_bits(case: str, copy_state: Callable[[State], State]) -> None:
@@ -89,6 +90,7 @@ def test_same_shapes_load_same_bits(case: str, copy_state: Callable[[State], Sta
             assert not has_codes or slots[SHAPE].tolist() == [*param.shape]
 
 
+@pytest.mark.one_in(3)
 @by_case
 @pytest.mark.parametrize("convert", [False, True])
 @pytest.mark.parametrize("shapes", [[TALL, *BIG[1:]], [(5120,), *BIG[1:]], [*BIG[::-1]]])

@@ -82,6 +82,7 @@ def _state(params: list[Any]) -> None:
     """The state is changed by the test."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", [_replaced, _removed, _moved, _state])
 @pytest.mark.parametrize("name", MAKERS)
 def test_replaced_parameters_and_gradients_are_detected(name: str, change: Any) -> None:

@@ -73,7 +73,7 @@ def changed(name: str) -> Iterator[dict[str, Any]]:
     ("name", "half"),
     [slow_unless(half == len(n) % 2, n, half) for n in classes() for half in (0, 1)],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_two_groups_are_two_optimizers(name: str, half: int) -> None:
     """Change every other option of a class, from the first or from the second one on."""
     kind, option_count = getattr(optim, name), 0

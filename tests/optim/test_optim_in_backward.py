@@ -35,6 +35,7 @@ def train(opt: Any, module: torch.nn.Module, steps: int, first: int = 0) -> list
     return [param.detach() for param in module.parameters()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9, "clip_grad_value": 0.5}], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 def test_in_backward_steps_equal_ordinary_steps(name: str, options: dict[str, Any]) -> None:

@@ -112,6 +112,7 @@ def test_lion_state_round_trips(method: str, tmp_path: Any) -> None:
     assert_same([tensor.detach() for tensor in weights], [tensor.detach() for tensor in copies])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [{"clip_grad_norm": 0.5}, {"masters": True}, {"ema_decay": 0.9}, {"lookahead": 2}, {}],

@@ -84,6 +84,7 @@ class ByHand:
                 param.copy_(slow_weight)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), CLASSES)
 def test_matches_loop_around_torch(name: str, options: dict[str, Any]) -> None:
     opt = getattr(optim, name)(params_of(torch.float32), lr=0.1, **options, **LOOKAHEAD)
@@ -161,6 +162,7 @@ def test_engines_agree_on_lookahead(cls: Any, sparse: bool) -> None:
     assert_same(slow(native), slow(reference))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])
 def test_lookahead_with_other_options_equals_loop(cls: Any, options: dict[str, Any]) -> None:
@@ -195,6 +197,7 @@ def test_ema_averages_params_after_lookahead() -> None:
         torch.testing.assert_close(averages, values(opt))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masters", [False, True])
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, tensorflow.Adam])

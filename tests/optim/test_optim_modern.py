@@ -72,7 +72,7 @@ NARROW = {TABLE[name][0].name: name for name in TABLE}
 @pytest.mark.parametrize(
     ("name", "state"), [*zip(NARROW.values(), cycle((torch.float32, None)))], ids=str
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_bfloat16_params_are_rounded_once_per_step(name: str, state: Any) -> None:
     """The default state of the parameter's dtype has a larger error. An element rounded to the
     other side changes the norm, and with it other elements, in AdamH.
@@ -182,7 +182,7 @@ def run_steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) ->
     cover_values(product(CASES, BESIDE, (torch.float32, torch.bfloat16)), 1),
     ids=lambda value: getattr(value, "name", str(value)),
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_engines_agree_on_options(case: Case, options: dict[str, Any], dtype: torch.dtype) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
@@ -214,6 +214,7 @@ def test_training_continues_from_state(case: Case, dtype: torch.dtype) -> None:
     assert_same([param.detach() for param in params], [param.detach() for param in copies])
 
 
+@pytest.mark.one_in(3)
 @by_case
 def test_param_starts_with_its_first_gradient(case: Case) -> None:
     if case.cls in SHARED_SCALARS:

@@ -263,6 +263,7 @@ def test_rule_hyperparameter_name_in_a_group_raises(cls: Any, name: str, title: 
         steps(optimizer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_later_alias_of_an_option_wins_in_every_process(seed: str) -> None:
     program = """

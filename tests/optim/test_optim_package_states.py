@@ -40,6 +40,7 @@ def everything(params: list[nn.Parameter], optimizer: Any) -> Any:
     return copy.deepcopy(([param.detach() for param in params], optimizer.state_dict()))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::thalweg.errors.CheckpointWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_continued_training_equals_the_authors(name: str) -> None:

@@ -133,6 +133,7 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
             group["lr"] *= 0.9
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, torch.float32) for name in MAKERS), ("Adafactor in groups", torch.float64)],
@@ -146,6 +147,7 @@ def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
     assert compare(MAKERS[name], dtype, prepare) == 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -170,6 +172,7 @@ LARGE_STEPS: dict[str, tuple[Maker, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LARGE_STEPS)
 def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
     make, extras = LARGE_STEPS[name]
@@ -182,6 +185,7 @@ def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
     assert compare(make, torch.float32, prepare, **extras) == 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LARGE_STEPS)
 def test_finalizer_step_within_a_large_step_raises(
     name: str, large_steps: None, monkeypatch: pytest.MonkeyPatch
@@ -344,6 +348,7 @@ CHAINED = Rule(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "rule", [SWAPPED, CHAINED], ids=["slot that a stage overwrites", "numbers"]
 )
@@ -469,6 +474,7 @@ def test_changes_between_replays_equal_careful_steps(
 SETS: tuple[set[int], ...] = ({1, 2, 7}, {3, 4, 5}, set())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", [None, "slot", "loaded state", "data of a parameter"])
 @pytest.mark.parametrize("name", ["Adafactor in groups", "beside others"])
 def test_recurring_sets_of_gradients_are_replayed(name: str, change: str | None) -> None:

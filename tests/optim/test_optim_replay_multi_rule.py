@@ -192,6 +192,7 @@ def make_random(seed: int) -> tuple[Any, list[Parameter]]:
     return getattr(optim, name)(groups_of(weights, options), **extras), weights
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

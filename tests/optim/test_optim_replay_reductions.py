@@ -108,7 +108,7 @@ def compare(
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("name", "options", "dtype"), cover_values(product(MAKERS, OPTIONS, DTYPES), 2), ids=str
 )
@@ -245,6 +245,7 @@ def make_random(seed: int) -> tuple[Any, list[Parameter]]:
     return make(weights, **extras), weights
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

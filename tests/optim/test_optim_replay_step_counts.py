@@ -60,7 +60,7 @@ def compare(sides: list[Side], steps: range, skipped: Any, extras: dict[str, Any
             assert getattr(actual, "_version", 0) == getattr(expected, "_version", 0), (key, step)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("case", "extras"),
     cover_values(product(CLASSES, [option for option, calls in OPTIONS if calls == 1]), 3),
@@ -171,6 +171,7 @@ def make_random(seed: int) -> Side:
     return opt, weights
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_changes_equal_careful_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ def test_offloaded_torch_classes_equal_device_classes(
     pair.steps(3, is_sparse).check()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -519,6 +520,7 @@ def test_bad_arguments_raise(options: dict[str, Any], error: type[Exception], me
         optim.Adam(params_of(torch.float32), **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"masters": True}, {"ema_decay": 0.9}], ids=str)
 @pytest.mark.parametrize("name", ["Adam", "tensorflow"])
 def test_gradients_are_applied_while_others_are_computed(

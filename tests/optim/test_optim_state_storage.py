@@ -92,7 +92,7 @@ by_class = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("cls", "options", "dtype"),
     [(*case, (torch.float32, torch.bfloat16)[place % 2]) for place, case in enumerate(CLASSES)],
@@ -361,6 +361,7 @@ def load(run: Run, state: Any, **keywords: bool) -> Run:
     return run
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", STORAGES, ids=str)
 @pytest.mark.parametrize("target", STORAGES, ids=str)
 def test_load_rejects_or_converts_other_storage(source: Any, target: Any) -> None:

@@ -69,6 +69,7 @@ by_class = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_in(3)
 @by_class
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_copies_raise_inside_swapped_and_work_outside(

@@ -148,6 +148,7 @@ def train(name: str, steps: int, optimizer: Any = None, first: int = 0) -> Any:
     return optimizer
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_resumed_training_has_the_same_bits(name: str) -> None:
     straight, start = train(name, 6), train(name, 3)

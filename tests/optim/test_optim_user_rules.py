@@ -175,6 +175,7 @@ def test_engines_agree_under_every_option(rule: Rule, options: Any) -> None:
     assert_same(*results)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_user_rule_state_resumes_in_other_front_ends(rule: Rule, tmp_path: Any) -> None:
     nets = [model() for _ in range(4)]

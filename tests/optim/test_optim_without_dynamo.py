@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 TRAINING = """
 import copy, sys, torch
 from thalweg import optim
@@ -48,5 +50,6 @@ assert {*called} == {"add_param_group", "zero_grad", "state_dict", "load_state_d
 """
 
 
+@pytest.mark.slow
 def test_wrapped_step_functions_are_called() -> None:
     subprocess.run([sys.executable, "-c", WRAPPED], check=True)

@@ -186,7 +186,7 @@ class ByHand:
 @pytest.mark.parametrize(
     ("rule", "option"), cover_values(product(RULES[:2] + RULES[4:12], SCALED_OPTIONS), 2)
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_matches_loop_around_torch(rule: tuple[str, dict[str, Any]], option: str) -> None:
     name, kwargs = rule
     params, ref_params = params_of(torch.float64), params_of(torch.float64)
@@ -232,7 +232,7 @@ def brake(old: Any, new: Any, share_kept: float) -> Any:
     ("row_floor", "SGD"), ("row_floor", "Adam"), ("row_floor", "Adagrad"), ("row_floor", "Muon"),
     ("radial_brake", "SGD"), ("radial_brake", "Adam"), ("radial_brake", "AdamW"),
 ])  # fmt: skip
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_option_matches_published_formula(option: str, name: str, share: float) -> None:
     factor = {"row_floor": 0.3825, "radial_brake": 0.5}[option] if share is True else share
     if option == "radial_brake":
@@ -308,7 +308,7 @@ def test_maximize_equals_descent_on_negated_gradients(option: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "option", "dtype"), AGREEMENT_CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_engines_agree_on_wrappers(
     rule: tuple[Any, str, dict[str, Any]], option: str, dtype: torch.dtype
 ) -> None:
@@ -340,7 +340,7 @@ OPTION_CASES = cover_pairs(
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("cls", "option", "options", "dtype"), OPTION_CASES, ids=str)
 def test_wrappers_with_other_options_agree_between_engines(
     cls: Any, option: str, options: dict[str, Any], dtype: torch.dtype
@@ -402,6 +402,7 @@ def test_wrapper_steps_in_the_backward_pass(cls: Any, option: str) -> None:
     assert_same(*trained_params)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", SCALED_OPTIONS)
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adagrad, tensorflow.LazyAdam], ids=str)
 def test_sparse_gradients_become_dense(cls: Any, option: str) -> None:
@@ -457,6 +458,7 @@ def test_missing_radius_becomes_present_norm() -> None:
         strict.load_state_dict(tensorflow.Adam(params, lr=0.01).state_dict())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize(
     ("name", "options"), [*(("AdamW", {option: True}) for option in WRAPPERS), ("AdamH", {})]
@@ -528,6 +530,7 @@ def test_zero_param_has_no_sphere(cls: Any, recwarn: Any) -> None:
     assert abs(nonzero.norm() / opt.state[nonzero]["radius"] - 1) < 1e-6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "kwargs"), [rule for rule in RULES if rule[0] not in ("SparseAdam", "ASGD")]
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import fresh_process
 import torch_inputs
 
@@ -17,6 +19,7 @@ print(torch_inputs.describe_inputs(), end="")
 """
 
 
+@pytest.mark.slow
 def test_torch_inputs_equal_the_complete_table() -> None:
     process = fresh_process.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
     assert process.returncode == 0, process.stderr

@@ -44,6 +44,7 @@ def read_page(path: Path) -> dict[str, Any]:
     return json.loads(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     ["optim:SGD,torch:SGD,mine.py:SIGN",

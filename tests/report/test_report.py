@@ -459,6 +459,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("columns", "start", "end", "expected"), CASES.values(), ids=CASES)
 def test_training_problems_are_warned_about(
     columns: Any, start: int, end: int, expected: list[Any]

@@ -69,6 +69,7 @@ def test_a_rule_names_its_source(rule: Any) -> None:
     thalweg.check_rule(rule)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
 def test_matrix_rule_resumes_from_a_file_and_from_weights(rule: Any, tmp_path: Any) -> None:
     def made() -> tuple[Any, Any]:

@@ -45,10 +45,12 @@ def test_mlp_example_writes_summaries(tmp_path: Path) -> None:
     assert [path.stat().st_size > 1000 for path in tmp_path.iterdir()] == [True]
 
 
+@pytest.mark.slow
 def test_gan_example_trains_two_networks() -> None:
     np.testing.assert_allclose(example("tf1_gan").main(), [2, -1], atol=0.9)
 
 
+@pytest.mark.slow
 def test_autoencoder_example_trains_convolutions() -> None:
     script = example("tf1_autoencoder")
     script.STEPS = 120

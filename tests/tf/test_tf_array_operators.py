@@ -32,6 +32,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("function", "kind"),
     [

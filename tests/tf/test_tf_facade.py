@@ -191,6 +191,7 @@ def test_functions_have_tensorflow_values_in_eager_mode(name: str) -> None:
     assert_equal(call(torch.tensor(A), torch.tensor(B)).numpy(), expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_have_tensorflow_values_in_a_graph(name: str) -> None:
     call, expected = CALLS[name]

@@ -218,6 +218,7 @@ print(keras.saving.serialize_keras_object(model)["class_name"])
 """
 
 
+@pytest.mark.slow
 def test_optional_tensorflow_imports_of_other_packages_fail() -> None:
     program, expected = NEIGHBOURS, ["None tensorflow.math"]
     if importlib.util.find_spec("tensorboard") is not None:

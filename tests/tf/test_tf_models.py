@@ -230,6 +230,7 @@ METRICS_OF_TWO: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("keyword", ["metrics", "weighted_metrics"])
 @pytest.mark.parametrize("form", METRICS_OF_TWO)
 def test_each_output_has_separate_metrics(form: str, keyword: str) -> None:

@@ -299,6 +299,7 @@ STATIC: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("function", "expected"), STATIC.values(), ids=STATIC.keys())
 def test_functions_infer_static_shapes(
     graph: Any, function: Callable[..., Any], expected: Any

@@ -46,6 +46,7 @@ class Problem:
         return (x**2).mean()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", list(MAKERS))
 @pytest.mark.parametrize("gate", [OP, GRAPH])
 def test_gate_none_equals_the_other_gates(kind: str, gate: int) -> None:

@@ -142,6 +142,7 @@ def test_interrupted_step_is_not_taken(make: Any, steps: int, error: Any) -> Non
     assert training.bits() == twin.bits()
 
 
+@pytest.mark.one_in(3)
 @errors
 @afterwards
 @pytest.mark.parametrize(

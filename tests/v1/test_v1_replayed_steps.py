@@ -94,6 +94,7 @@ def assert_same(fast: Training, twin: Training) -> None:
     assert_same_tensors(fast.written(), twin.written())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_is_replayed(name: str) -> None:
     fast, twin = both(name, 8)
@@ -102,6 +103,7 @@ def test_every_class_is_replayed(name: str) -> None:
     assert int(fast.global_step) == 8
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CLASSES)
 def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
     fast, _ = both(name, 6)
@@ -198,6 +200,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )

@@ -72,6 +72,7 @@ def same(state: State, twin: State) -> bool:
     return list(state) == list(twin) and all(torch.equal(state[key], twin[key]) for key in state)
 
 
+@pytest.mark.one_in(3)
 @every_optimizer
 @pytest.mark.parametrize("convert", [through_a_file, lambda state: load(save(state))])
 def test_fresh_optimizer_resumes(make: Callable[..., Any], convert: Callable[[State], State]):
@@ -167,6 +168,7 @@ MUTATIONS: dict[str, tuple[Callable[[State], Any], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
 @pytest.mark.parametrize(("change", "message"), MUTATIONS.values(), ids=MUTATIONS)
 def test_mismatched_state_raises(change: Callable[..., Any], message: str, is_fresh: bool) -> None:

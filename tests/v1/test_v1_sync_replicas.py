@@ -339,6 +339,7 @@ def test_four_workers_converge_and_lose_nothing() -> None:
         assert (rendezvous.step, rendezvous.dropped) == (rounds, 0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tokens", [0, -1])
 @pytest.mark.parametrize(("replicas", "total"), [(4, 4), (2, 4), (4, 2), (1, 4)])
 def test_workers_at_any_pace_finish(replicas: int, total: int, tokens: int) -> None:

@@ -76,6 +76,7 @@ WAITS: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("seconds", HUGE)
 @pytest.mark.parametrize("name", WAITS)

@@ -193,6 +193,7 @@ def test_sparse_kernels_equal_their_optimizers(
             assert_same([opt.get_slot(w, kind)], [slot], f"{(step, kind)}")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in NAMES if "sparse" in name])
 def test_repeated_row_is_updated_twice(name: str) -> None:
     rng = np.random.default_rng(4)

@@ -72,7 +72,7 @@ class ContextSetting(IOBase):
         self._value = value
 
     def opening(self) -> Call:
-        """Return a C function that sets `self.close`, opens a block, and returns `value`."""
+        """Call `prepare`; return a C function: it sets `close`, opens a block, returns `value`."""
         opening, closing = self._prepare()
         closes = partial(setattr, self, "close", _make_section(closing))
         opens = _make_section([closes, *opening])

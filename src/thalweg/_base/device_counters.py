@@ -76,7 +76,8 @@ def at(device: torch.device, counter: Tensor) -> Tensor:
 def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
     """Move counters to the device of `flag`. Return C functions that update the counters there.
 
-    The caller calls all functions in the commit of a step. The new values are sent to the host now.
+    New values are computed now, and copied to the host asynchronously. The caller calls all
+    functions in the commit of a step.
 
     Args:
         moves: (counter, factor) multiplies the counter by the factor. (counter, None) adds 1.

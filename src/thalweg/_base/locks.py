@@ -94,8 +94,8 @@ class Guard(Lock):
     def _renew(self) -> None:
         """In a forked child, unlock the lock if another thread of the parent held it.
 
-        In this case also call `forget(owner)`, and replace the lock in the owner's attributes by a
-        `Mark`. The lock is not replaced if `excuse` was called for the other thread.
+        In this case also call the constructor's `forget(owner)`. Replace the lock in the owner's
+        attributes by a `Mark`, unless `excuse` was called with the other thread.
         """
         if not self.is_abandoned():
             return

@@ -167,10 +167,11 @@ class MatrixLayout:
 
 
 def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
-    """Return an option as a `MatrixLayout`. Parse a string; return a `MatrixLayout` or None as is.
+    """Return an option as a `MatrixLayout`: parse a string, return a layout or None unchanged.
 
     Raises:
-        InvalidArgumentError: The option has another type. The message contains `name`.
+        InvalidArgumentError: The string is not a layout, or the option has another type; then the
+            message contains `name`.
     """
     if option is None or isinstance(option, MatrixLayout):
         return option

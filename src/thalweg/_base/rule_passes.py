@@ -226,10 +226,10 @@ def check_passes(rule: Any) -> None:
 
 
 def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
-    """Raise RuleError unless all stages of a rule over full matrices have the same layout.
+    """Raise RuleError unless all stages of a rule have the same layout.
 
-    A rule with a `Measure`, or with a slot per row or column, has two more conditions. A stage
-    without `of_matrices` has no layout. A slot has a shape only if a stage has `of_matrices`.
+    If the rule has a `Measure`, or a slot per row or column, only its stages with `of_matrices` can
+    have a layout. If it then has no such stage, no slot may have a shape.
     """
     line_stages = [stage for stage in stages if not stage.of_matrices]
     has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)

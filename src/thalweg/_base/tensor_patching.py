@@ -100,7 +100,7 @@ def hint(error: AttributeError) -> list[str]:
 
 
 def _apply_patches(*patches: _Patch) -> None:
-    """Activate the unfinished requests of `patches`; add the names if any request is active."""
+    """Activate requests that are not finished; add the names if any request is then active."""
     with _lock:
         _patches.update(patch for patch in patches if not patch.is_finished)
         if _patches:

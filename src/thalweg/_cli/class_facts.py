@@ -91,7 +91,6 @@ def describe_sparse_update(
     """Describe in a few words the effect of a sparse gradient on a step.
 
     Args:
-        rule: The rule.
         cls: Optional. The class that runs the rule. The text then mentions errors of its `step`.
         options: Optional. Arguments of the class.
     """
@@ -115,8 +114,8 @@ def describe_sparse_update(
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a class raises an error for sparse gradients with weight decay.
 
-    `group` is {constructor argument: value}. `takes_rows(group)` returns False if torch's step
-    runs. Torch's step raises the error.
+    `group` is {constructor argument: value}. `takes_rows(group)` returns True if engines support
+    sparse gradients. It raises the error, or returns False if torch's step runs and raises it.
     """
     if "weight_decay" not in group:
         return False

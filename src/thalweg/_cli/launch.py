@@ -16,7 +16,6 @@ def launch_ranks(count: int, function: Callable[..., Any], *args: object) -> Any
     """Call `function(*args)` in `count` processes and wait; each process is a rank of one group.
 
     Args:
-        count: The number of processes.
         function: A function at the top of its module, with a picklable result.
         args: Picklable arguments, equal on every rank.
 

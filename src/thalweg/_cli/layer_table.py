@@ -43,8 +43,9 @@ class LayerTable(NamedTuple):
 def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
     """Rank layers: first layers with NaN or infinity, then layers with large numbers.
 
-    `rows` is {column: one number per layer}. Layers are ranked by "ratio", else "gradient_norm",
-    else the first column. NaN and infinity count in columns of norms, too.
+    `rows` is {column: one number per layer}. The numbers are those of the column "ratio", else of
+    "gradient_norm", else of the first column. For NaN and infinity, the columns "gradient_norm",
+    "update_norm", "weight_norm" and "nonfinite" are searched, too.
     """
     key = next((name for name in RANKINGS if name in rows), next(iter(rows)))
     values = rows[key]

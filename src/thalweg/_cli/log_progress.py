@@ -26,7 +26,7 @@ class ProgressLines:
         self._last_fraction = 0.0
 
     def show(self, fraction: float, text: Callable[[], str]) -> None:
-        """Print a line if the intervals of the class allow a new line.
+        """Print a line if enough time and work have passed since the last line.
 
         Args:
             fraction: Completed fraction of the work, from 0 to 1.

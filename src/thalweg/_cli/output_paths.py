@@ -11,10 +11,11 @@ import click
 
 
 def check_writable(directory: Path, files: list[Path], option: str = "--out") -> None:
-    """Raise an error unless `files` can be written. Ask the user to create a missing directory.
+    """Raise an error that names `option` unless `files` can be written in `directory`.
 
     Raises:
-        click.BadParameter: The folder is not writable, or a file is a folder or a device.
+        click.BadParameter: The folder is not writable, or a file is a folder or a device. Or the
+            folder does not exist, and there is no terminal to ask whether to create it.
         click.Abort: The folder does not exist, and the user declined to create it.
     """
     try:

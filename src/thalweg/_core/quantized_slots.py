@@ -91,8 +91,8 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """Return encoded bytes as a view in the shape of the parameter's slot.
 
-    Return `records` itself if it has the slot's shape already, or cannot be viewed in this shape. A
-    view needs contiguous bytes of a plain tensor, flat or in rows as from `with_rows`.
+    Return `records` itself if it has the slot's shape already, or cannot be viewed in this shape:
+    if it is a DTensor, is not contiguous, or is neither flat nor in the shape from `with_rows`.
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)

@@ -56,7 +56,7 @@ def view_of(shape: torch.Size) -> View:
 def make_line_rows(
     names: Sequence[str], vectors: Sequence[Mapping[str, Tensor]], views: Sequence[View]
 ) -> Int64:
-    """Return the table of vectors for a kernel: int64 of shape (variables, len(names) + 2).
+    """Return the table of vectors for a kernel: an array of shape (variables, len(names) + 2).
 
     A row has the addresses of a variable's vectors, in the order of `names`, then the rows and
     columns of a matrix. The table does not keep the vectors alive.

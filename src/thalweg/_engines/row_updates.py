@@ -63,9 +63,13 @@ def update_rows(
 def make_row_calls(
     rule: Rule, tensors: Sequence[Tensor], copy: Tensor | None, reads_copy: bool, updates: Updates
 ) -> list[Call]:
-    """Return functions that copy new rows into changed variables, slots and the copy.
+    """Return functions that write new rows: into the variable, its slots and its copy.
+
+    Tensors whose values a formula does not change are not written (see `find_changed`). The copy is
+    also written if `reads_copy` is False.
 
     Args:
+        tensors: The variable, then its slots.
         copy: The copy of the variable, or None.
         reads_copy: True if a step begins at the values of the copy.
         updates: From `update_rows`.
@@ -81,12 +85,14 @@ def make_row_calls(
 
 
 def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
-    """Return the indices of the tensors that a formula of a rule, or its `before`, changes.
+    """Return the indices of the tensors that `formula` changes: 0 for the variable, then slots.
 
-    A caller must not write unchanged tensors, because the compute dtype may not hold all bits.
+    The variable also counts as changed if `formula` is the update and the rule has a formula
+    `before` it. A caller must not write other tensors: the compute dtype may not hold all bits.
 
     Args:
-        count: The number of tensors, the variable and its slots.
+        formula: `rule.update` or `rule.update_untouched`.
+        count: The number of tensors: the variable and its slots.
     """
     graph, reads_gradient = trace_formula(formula), formula is not rule.update_untouched
     moves_variable = reads_gradient and rule.before is not None

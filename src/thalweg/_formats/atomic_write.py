@@ -138,8 +138,7 @@ def _for_reading(path: str, flags: int) -> int:
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a directory and its missing parents durably. Do nothing if the directory exists.
 
-    Raises:
-        CheckpointWriteError: A directory cannot be made, or its path is a file.
+    Raise CheckpointWriteError if a directory cannot be made, or its path is a file.
     """
     full_path = os.path.abspath(os.fsdecode(path))
     if os.path.isdir(full_path):
@@ -193,7 +192,10 @@ class _Commit:
 
     @contextlib.contextmanager
     def report_write_errors(self) -> Generator[None]:
-        """Convert an OSError of the `with` block to a CheckpointWriteError with the progress."""
+        """Convert an OSError of the `with` block to a CheckpointWriteError.
+
+        The message has the number of bytes written, and the state of the files.
+        """
         try:
             yield
         except OSError as error:

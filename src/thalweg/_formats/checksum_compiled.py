@@ -36,8 +36,7 @@ def by_instruction() -> Function | None:
 def by_slices(table: list[int]) -> Function | None:
     """Return the checksum function with eight lookup tables; None if LLVM cannot be loaded.
 
-    Args:
-        table: The checksums of the 256 single bytes.
+    `table` has the checksums of the 256 single bytes.
     """
     tables = [table]
     for _ in range(7):
@@ -86,9 +85,7 @@ Step = Callable[[Any, Any, Any], Any]  # builder, address and checksum to the ne
 def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> object:
     """Return an LLVM module with the checksum function, using the processor's instructions.
 
-    Args:
-        word_intrinsic: LLVM's name of the instruction for 8 bytes.
-        byte_intrinsic: LLVM's name of the instruction for 1 byte.
+    The arguments are LLVM's names of the instructions for 8 bytes and 1 byte.
     """
     from llvmlite import ir
 
@@ -166,7 +163,7 @@ def _write_function(
         word_size: The number of bytes of a `by_words` step.
         by_words: `by_words(builder, address, checksum)` builds a step over `word_size` bytes, and
             returns the next checksum.
-        by_byte: `by_byte(builder, address, checksum)` builds a step over one byte in this way.
+        by_byte: Does the same for a step over one byte.
     """
     from llvmlite import ir
 

@@ -124,11 +124,9 @@ def read(
 def mapped(path: Path, progress: Progress | None = None) -> Contents:
     """Verify a file as `read` does, and return memory-mapped tensors instead of copies.
 
-    While a tensor is in use, the file may be replaced, but must not be changed in place. Writes to
-    a tensor do not reach the file.
-
-    Raises:
-        ThalwegError: See `read`.
+    If the file system cannot map files, return copies. While a mapped tensor is in use, the file
+    may be replaced, but must not be changed in place. Writes to a tensor do not reach the file.
+    Errors are those of `read`.
     """
     file_path = os.fsdecode(path)
     with atomic_write.open_for_reading(path) as stream:
@@ -154,8 +152,7 @@ def mapped(path: Path, progress: Progress | None = None) -> Contents:
 def describe(path: Path) -> Description:
     """Return the description of a file; only the header is read and verified.
 
-    Raises:
-        ThalwegError: See `read`.
+    Errors are those of `read`.
     """
     with atomic_write.open_for_reading(path) as stream:
         return _read_description(os.fsdecode(path), stream)
@@ -164,8 +161,7 @@ def describe(path: Path) -> Description:
 def verify(path: Path, progress: Progress | None = None) -> Description:
     """Read a file completely, verify all checksums, and return its description.
 
-    Raises:
-        ThalwegError: See `read`.
+    Errors are those of `read`.
     """
     file_path = os.fsdecode(path)
     with atomic_write.open_for_reading(path) as stream:

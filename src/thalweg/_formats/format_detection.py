@@ -87,10 +87,8 @@ def is_keras_archive(first_bytes: bytes) -> bool:
 def refusal_error(path: str, stream: BinaryIO, expected: str) -> ThalwegError:
     """Return the error for a file whose format is not the expected format.
 
-    Args:
-        path: The file, for the message.
-        stream: The open file.
-        expected: A description of the expected format, such as "file of thalweg".
+    `stream` is the open file, and `path` its path for the message. `expected` describes the
+    expected format, such as "file of thalweg".
     """
     size, first_bytes, last_bytes = _read_both_ends(stream)
     if header.nearly_begins(first_bytes):

@@ -175,7 +175,10 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 def _parse_tensors(
     path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
-    """Return {name: description} of the tensors; raise unless they fill the file from `start`."""
+    """Return {name: description} of the tensors.
+
+    Raise unless they fill the file from `start` to its end, `size`, and agree with the manifest.
+    """
     tensors: dict[str, TensorHeader] = {}
     end = start
     for name, entry in raw_header.items():
@@ -216,6 +219,7 @@ def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) ->
             f"{path}: {name[:200]!r}: Its bytes are at {offsets!r:.80}; {size} from"
             f" {end - start} on were expected."
         )
+    # The manifest, not the header, has the checksum; `_parse_tensors` adds it.
     return TensorHeader(dtype, tuple(shape), 0, end, size)
 
 

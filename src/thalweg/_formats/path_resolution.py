@@ -206,7 +206,10 @@ _ERRORS = {
 
 
 def _suggest_newest(directory: str, name: str | None = None) -> str:
-    """Return a hint at the newest checkpoint of a directory; "" if there is none."""
+    """Return text such as ", such as x/model-5" about the newest checkpoint of a directory, or "".
+
+    `name` is the name of the state file, which is read first; by default "checkpoint".
+    """
     from thalweg._formats import bundle
 
     with contextlib.suppress(ThalwegError, OSError):

@@ -51,9 +51,10 @@ class Keeper:
         return Keeper(self.most, self._span, self.mark, newest, self._spare)
 
     def too_old(self, most: int | None = None) -> Iterator[str]:
-        """Remove at most `most` surplus checkpoints from the list, and yield the paths to delete.
+        """Remove surplus checkpoints from the list, the oldest first; yield the paths to delete.
 
-        A checkpoint that is never deleted is removed, but not yielded.
+        `most` limits the number of removed checkpoints; None removes all surplus. A checkpoint that
+        is never deleted is removed from the list, but not yielded.
         """
         surplus = 0 if self.most is None else max(len(self.newest) - self.most, 0)
         for _ in range(surplus if most is None else min(surplus, most)):

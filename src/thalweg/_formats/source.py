@@ -39,7 +39,7 @@ class SourceFile:
             label: A description for errors.
 
         Raises:
-            DataLossError: The file is too short, or its structures overlap.
+            DataLossError: The file is too short, or all reads together exceed twice its size.
         """
         if begin + size > self.size:
             raise self.data_loss_error(

@@ -82,8 +82,7 @@ class StoredTensor:
     def _usable_data(self) -> memoryview | bytearray:
         """Return the data, or a copy if the memory is read-only or not aligned for the dtype.
 
-        Raises:
-            DataLossError: A bool is neither 0 nor 1.
+        Raise DataLossError if a bool is neither 0 nor 1.
         """
         import numpy as np
 

@@ -60,13 +60,13 @@ def status(path: str) -> os.stat_result | None:
 
 
 def copy_access(descriptor: int, previous: os.stat_result) -> None:
-    """Set a new file's owner, group and permissions; its owner can always read and write.
+    """Give a new file the owner, group and permissions of an earlier file.
 
-    If the group cannot be set, it has no access.
+    The owner can always read and write. If the group cannot be set, the file's group has no access.
 
     Args:
         descriptor: The new file, open.
-        previous: The status of the file that has the owner, group and permissions.
+        previous: The status of the earlier file.
     """
     if not hasattr(os, "fchown"):
         return
@@ -146,7 +146,7 @@ def make_temporary_name(target: str) -> str:
 
 
 def remove_abandoned(target: str) -> None:
-    """Delete all temporary files of `target`, except files that a process is writing."""
+    """Delete temporary files of `target` that no process is writing; do nothing on Windows."""
     # On Windows, `os.kill(process, 0)` ends the process.
     if os.name != "posix":
         return
@@ -188,7 +188,7 @@ def lock_file(descriptor: int) -> None:
 
 
 def _is_locked(path: str) -> bool:
-    """Return True if a file is locked or cannot be opened."""
+    """Return True if a file is locked, cannot be opened, or is not a regular file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | SAFELY)
     except OSError:

@@ -100,7 +100,7 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Generator[list[int]]:
-    """Yield `work(batch)` for all batches in order. Use threads if `total` exceeds 32 MiB."""
+    """Yield `work(batch)` for all batches in order; use threads for a `total` above 32 MiB."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)

@@ -98,7 +98,7 @@ def add_tensor(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise InvalidArgumentError if `inputs` or `controls` are not usable by a new operation.
+    """Raise InvalidArgumentError if a new operation may not use one of `inputs` or `controls`.
 
     Operations of a branch or loop are usable only inside the branch or loop. A view of a variable
     is not usable after an in-place write to the variable.

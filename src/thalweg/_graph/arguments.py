@@ -73,7 +73,7 @@ IN_EAGER_MODE = (
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
     """Return the distinct symbolic tensors in `arguments`, without the variables of `Reference`s.
 
-    Raise InvalidArgumentError if a tensor or a variable of a `Reference` is of another graph.
+    Raise InvalidArgumentError if one of these tensors or variables is of another graph.
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):
@@ -130,7 +130,8 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 def _filler(nest: object) -> Filler | None:
     """Return a function: `fill(frame)` returns `nest` with values in place of symbols.
 
-    Return None if `nest` contains no symbol.
+    Symbols are symbolic tensors, `Reference`s and `DenseGradient`s. `nest` is a symbol, another
+    object, or nested lists, tuples and dicts of these. Return None if `nest` contains no symbol.
     """
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
@@ -165,8 +166,9 @@ def _are_all(items: Sequence[object], kind: type[object]) -> bool:
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return `_filler(nest)` for a list or dict; `items` are (index or key, item) pairs of `nest`.
+    """Return a function: `fill(frame)` returns a list or dict with values in place of symbols.
 
+    Return None if `nest` contains no symbol. `items` are (index or key, item) pairs of `nest`, and
     `copy_nest(nest)` returns a shallow copy.
     """
     fillers = _find_fillers(items := list(items))

@@ -66,7 +66,7 @@ class Collections:
         Args:
             name: Name of the collection.
             scope: Optional regular expression. Only items whose names match from the first
-                character are returned.
+                character are returned; items without names are left out.
         """
         values = self._collections.get(name, [])
         if not scope:

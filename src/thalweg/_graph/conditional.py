@@ -94,6 +94,8 @@ def case(
 ) -> Any:
     """Return `function()` for the first condition that is true, or `default()` if none is true.
 
+    In graph mode all functions are called once, now; the result is as for `cond`.
+
     Args:
         pred_fn_pairs: (condition, function) pairs, or {condition: function}.
         default: Optional. A function without arguments.

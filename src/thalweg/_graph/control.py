@@ -176,7 +176,7 @@ def report_uninitialized_variables(
 def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:
     """Return an operation that raises FailedPreconditionError if a variable is not initialized.
 
-    `var_list` is by default all global and local variables. Return None without variables.
+    `var_list` is by default all global and local variables. If there are none, return None.
     """
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
     if not variables:

@@ -27,8 +27,9 @@ def made_of_gradients(
 
     Args:
         function: `function(gradients, variables, *others)` returns a list of new gradients. A run
-            passes values, and leaves out pairs whose gradient is None here.
-        gradients: Symbolic or eager gradients. None stays None.
+            passes lists of values, without the pairs for which `gradients` has None. A value is
+            None if the run does not compute the gradient.
+        gradients: Symbolic or eager gradients. For None, the new gradient is None, too.
         variables: One variable per gradient.
         *others: Further arguments of `function`, symbolic or not.
         dtypes: The dtype of each new gradient.

@@ -58,7 +58,7 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """Return {symbolic tensor: torch tensor of its dtype, or slices} for a `feed_dict`.
+    """Return {symbolic tensor: torch tensor or `IndexedSlices` of its dtype} for a `feed_dict`.
 
     Raises:
         InvalidTypeError: A key is not a tensor, a value is symbolic, or a conversion loses digits.
@@ -79,11 +79,12 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 
 
 def _split_slices(key: object, value: Any) -> list[tuple[object, Any]]:
-    """Return one feed as (key, value) pairs; split a tuple that is fed for symbolic slices.
+    """Return one feed as a list of (key, value) pairs; split a tuple that is fed for slices.
 
-    The tuple is (values, indices) or (values, indices, dense_shape). If `key` is computed, such as
-    a gradient, return the pair of its source tensor and `IndexedSlices`. Otherwise return a pair
-    for each component. Raise InvalidArgumentError for a tuple of another length.
+    The tuple is (values, indices) or (values, indices, dense_shape), and `key` is symbolic slices.
+    If an operation computes the slices, such as a gradient, return one pair: the slices' source
+    tensor and `IndexedSlices`. Otherwise return a pair for each component. Return [(key, value)]
+    for any other feed. Raise InvalidArgumentError for a tuple of another length.
     """
     if not isinstance(key, SymbolicSlices) or not isinstance(value, tuple):
         return [(key, value)]
@@ -100,7 +101,10 @@ def _split_slices(key: object, value: Any) -> list[tuple[object, Any]]:
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return `value` as a torch tensor if its shape and dtype are those of `tensor`, else None."""
+    """Return `value` as a torch tensor, or None if its shape or dtype is not that of `tensor`.
+
+    Also return None unless `value` is an array or a torch tensor. An array is copied.
+    """
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
@@ -149,7 +153,8 @@ def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> 
     """Return `slices` with their values replaced by `values`.
 
     Raise InvalidArgumentError if an index is not below the number of rows. This number is the first
-    size in `slices.dense_shape`, or else in `shape`. Without a known number, nothing is checked.
+    size in `slices.dense_shape`, or else in `shape`, the static shape of the fed tensor. If both
+    are unknown, nothing is checked.
     """
     rows = slices.dense_shape[0] if slices.dense_shape else None
     if rows is None and not isinstance(shape, UnknownShape):
@@ -160,7 +165,11 @@ def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> 
 
 
 def _convert_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a value as a tensor of `dtype`; floats without fractions are accepted for integers."""
+    """Return a value as a tensor of `dtype`, or of the value's own dtype if `dtype` is None.
+
+    Floats without fractions are accepted for integers. Raise InvalidTypeError for values that do
+    not fit the dtype.
+    """
     try:
         return to_tensor(value, dtype)
     except InvalidTypeError:

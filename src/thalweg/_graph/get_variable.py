@@ -108,8 +108,9 @@ def _call_getter(
 ) -> Any:
     """Return the result of `custom_getter`, called with `name` and `options`.
 
-    In place, replace a dtype of None in `options` by the dtype of an initial value, else by
-    `scope_dtype`. Delete the constraint in `options` if the getter does not accept a constraint.
+    `options` are arguments of `get_variable`, and are changed in place. A dtype of None becomes
+    the dtype of the initializer, if that is a value, or else `scope_dtype`. The constraint is
+    deleted if the getter does not accept a constraint.
     """
     initializer = options["initializer"]
     # Custom getters compare the dtype with others.
@@ -194,6 +195,7 @@ def _get_whole_name(
     options |= {"use_resource": use_resource, "constraint": constraint}
     partitioned = get_default_graph().partitioned_store
     is_partitioned = partitioner is None and reuse is True and name in partitioned
+    # Scalars are not partitioned: they have no axis to divide.
     if is_partitioned or (partitioner is not None and (shape is None or len(Shape(shape)))):
         args = (name, partitioner, shape, dtype, initializer, reuse)
         return get_partitioned(_get_whole_name, *args, **options)
@@ -236,7 +238,10 @@ def _create_in_graph(
     trainable: bool | None,
     **options: Any,
 ) -> GraphVariable:
-    """Create, register and return a variable of the default graph; add its regularization loss."""
+    """Create, register and return a variable of the default graph; add its regularization loss.
+
+    `kind` is the dtype; `options` are further arguments of `create_variable`.
+    """
     graph = get_default_graph()
     start, dtype = _initial_value(name, shape, kind, initializer)
     options.update(dtype=dtype, shape=shape, trainable=trainable is not False, absolute=True)
@@ -249,7 +254,11 @@ def _create_in_graph(
 def _initial_value(
     name: str, shape: Any, kind: torch.dtype | None, initializer: Any
 ) -> tuple[Any, Any]:
-    """Return (initial value or initializer, dtype or None); raise for a bad or missing shape."""
+    """Return (initial value or initializer, dtype) of a new variable.
+
+    `kind` is the requested dtype or None. The returned dtype is None if the initial value decides.
+    Raise InvalidArgumentError for a missing or partly unknown shape, or for a shape with a value.
+    """
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
         raise InvalidArgumentError("If initializer is a constant, do not specify shape.")

@@ -82,8 +82,8 @@ def _add_derivatives(
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
     """Add one operation for all gradients; return {source: gradient}.
 
-    Sources on which no target depends are left out, even if `zero` is True. `weights` are the
-    output gradients of `targets`.
+    Sources on which no target depends have no entry. `weights` are the output gradients of
+    `targets`; `stops` are treated as constants. If `zero`, a run returns zeros instead of None.
     """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
@@ -208,7 +208,7 @@ def as_differentiable(value: object) -> Any:
 
 
 def _block_gradient(stop: torch.Tensor) -> Any:
-    """Stop gradients at `stop` in autograd's graph; return the handle of the hook."""
+    """Stop gradients at `stop` in autograd's graph; `remove()` of the result undoes this."""
     # A node may have several outputs; only the gradient of this tensor is cut.
     index = stop.output_nr
 

@@ -103,7 +103,9 @@ def _add_loop(
 ) -> Any:
     """Add the operation of a loop; return the final loop variables in the structure of `loop_vars`.
 
-    Raise InvalidTypeError if `body` changes the structure, a dtype or one of `shapes`.
+    `shapes` are the shape invariants; None means the shapes of `loop_vars`. `limit` is the maximum
+    number of iterations or None. Raise InvalidTypeError if `body` changes the structure, a dtype or
+    one of the shapes.
     """
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
@@ -196,10 +198,11 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return all intermediate values of `foldl`, stacked along a new first dimension.
+    """Return the value of `foldl` after each row, stacked along a new first dimension.
 
-    `reverse` processes the rows from last to first, but stacks the values in row order. Without
-    rows, the stack of the values is empty, with the shape and dtype of `initializer`.
+    The stack has one value per row. Without `initializer`, the first value is the first processed
+    row. `reverse` processes the rows from last to first, but stacks the values in row order. If
+    there are no rows, the stack has the shape (0, *initializer shape).
     """
     return _add_fold(fn, elems, initializer, True, reverse, name or "scan")
 
@@ -291,7 +294,11 @@ def _map_rows(step: Step, elems: object) -> Any:
 
 
 def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
-    """Repeat `start = step(start, row)`; return the last value, or all, stacked, if `stacks`."""
+    """Repeat `start = step(start, row)`; return the last value, or all, stacked, if `stacks`.
+
+    If `start` is None, the first processed row takes its place. `backwards` processes the last row
+    first, and stacks in row order.
+    """
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()

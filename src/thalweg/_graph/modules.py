@@ -125,7 +125,10 @@ def _call_functionally(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> object:
-    """Return a module's result with other parameters and buffers; update `buffers` in place."""
+    """Return a module's result with other parameters and buffers; update `buffers` in place.
+
+    `weights` and `buffers` are {name in the module: tensor}.
+    """
     tensors = {**weights, **buffers}
     is_outermost = not _calls.is_mine()
     with _calls:

@@ -114,9 +114,9 @@ class Operators(Symbolic):
     def __getattr__(self, name: str) -> Any:
         """Return a function that records a call of the method `name` of `torch.Tensor`.
 
-        If `name` is not a method, record a read of the attribute, and return the new tensor. A
-        method that writes in place, such as `add_`, is recorded only in optimizers' hooks. Raise
-        AttributeError for any other name.
+        For an attribute that is not a method, record a read, and return the new tensor. Raise
+        AttributeError if `torch.Tensor` has no such name. Also raise AttributeError for a method
+        that writes in place, such as `add_`, except in optimizers' hooks.
         """
         # `copy`, `pickle` and `hasattr` ask for such names, partly before `__init__` has run.
         if name.startswith("_") or name == "op":

@@ -31,7 +31,7 @@ def placeholder(
 
     Args:
         dtype: Fed values are converted to this dtype.
-        shape: Optional. None marks a size that differs between runs.
+        shape: By default unknown. A size of None may differ between runs.
 
     Raises:
         FailedPreconditionError: Called in eager mode.
@@ -83,7 +83,8 @@ def constant(
         verify_shape: True to require a value of shape `shape`.
 
     Raises:
-        InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.
+        InvalidTypeError: The value is not numeric. Or it does not fit the shape, in eager mode or
+            with `verify_shape`.
         InvalidArgumentError: There are too many numbers for the shape, or a number does not fit
             the dtype.
     """

@@ -165,7 +165,7 @@ def get_partitioned(
 
 
 def _check_partitionable(name: str) -> None:
-    """Raise an error in eager mode, or if `name` is a variable that is not partitioned."""
+    """Raise an error in eager mode, or if the graph has an unpartitioned variable `name`."""
     if executing_eagerly():
         raise NotImplementedError(
             f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
@@ -210,7 +210,11 @@ def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
 def _check_reuse(
     var: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype | None, partitions: Any
 ) -> None:
-    """Raise InvalidArgumentError if `reuse` is false, or `var` differs from another argument."""
+    """Raise InvalidArgumentError if `reuse` is false, or `var` differs from the requested variable.
+
+    `partitions` is the requested number of parts along each axis, `kind` the dtype. None accepts
+    any number or dtype.
+    """
     if not reuse:
         raise InvalidArgumentError(
             f"Partitioned variable with name {var.name} already exists. Did you mean to set"

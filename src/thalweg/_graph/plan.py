@@ -117,8 +117,9 @@ class RunPlan:
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
         """Report a run's error to the ranks that wait in the run's next collective operation.
 
-        The operation is the first one with a callback `abandoned`, from the step `failed` on. None
-        stands for the first step. Call `abandoned(error)`, unless the operation itself failed.
+        `failed` is the step that raised `error`; None if no step was run. The next collective
+        operation is the first one with a callback `abandoned`, from the step `failed` on. Call
+        `abandoned(error)`. Do nothing if the operation itself failed, or if there is none.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -307,8 +308,9 @@ def _find_needed(
 ) -> set[Operation]:
     """Return the operations on which `fetches` depend.
 
-    Stay inside of the body of a branch or loop, unless `nested` is True. Raise InvalidArgumentError
-    if a placeholder among the operations is not fed.
+    `nested` includes the operations of branches and loops. Otherwise, leave these out, and leave
+    out operations outside of the body of the fetches. Raise InvalidArgumentError if a placeholder
+    among the operations is not fed.
     """
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     operations: set[Operation] = set()
@@ -338,7 +340,10 @@ def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
 
 
 def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
-    """Return operations in run order: counters, reads, updates, each in order of creation."""
+    """Return operations in run order: each one comes after the operations on which it depends.
+
+    Apart from this, step counters come first, then reads, then updates, each in order of creation.
+    """
     predecessors_of = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
     early = find_early_operations(operations, partial(_predecessors_of, fed=fed))
 
@@ -413,7 +418,7 @@ def _record_uses(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Set `results`, `dead_tensors` and `plain` of each step, in place.
+    """Set `results`, `plain` and `dead_tensors` of each step in place: how its outputs are used.
 
     Results that neither a later step nor a fetch uses are dropped. `fed` are the tensors of
     `feed_dict`, `sources` the tensors for which a step computes gradients.

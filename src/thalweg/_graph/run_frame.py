@@ -40,7 +40,11 @@ class Frame(dict[SymbolicTensor, Any]):
         self.undo: dict[Unit, Iterator[object]] = {}
 
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
-        """Return and cache the session's tensor of a variable, or the value of another tensor."""
+        """Return a value that is not in the dict, and store it.
+
+        The value of a variable is the session's tensor. Any other tensor is computed by a nested
+        run with the same feeds.
+        """
         if isinstance(tensor, GraphVariable):
             # The checks of `session.leaf`, without its calls; it raises if they fail.
             leaf = self.session.values.leaf_by_variable.get(tensor)

@@ -183,7 +183,10 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
-        """Run a plan as `carry_out`; take the segments' locks unless this thread has the lock."""
+        """Run a plan under the locks of its segments; see `carry_out`.
+
+        If this thread has the session's lock already, take no lock.
+        """
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -305,7 +308,10 @@ class Session:
             self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
-        """Call `work()` under the lock; raise a KeyboardInterrupt only after the lock's release."""
+        """Call `work()` with the session's lock in mode `lock`; set `frame.lock` meanwhile.
+
+        A KeyboardInterrupt is raised only after the release of the lock.
+        """
         interruption: BaseException | None = None
         try:
             self._lock.acquire(lock, frame)

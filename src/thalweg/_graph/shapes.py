@@ -98,7 +98,10 @@ def _needs_data(error: Exception) -> bool:
 
 
 def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
-    """Return `merged` with None for sizes that differ in a trial with small inputs."""
+    """Return `merged` with None for sizes that differ in a trial with small inputs.
+
+    `merged` is the merged result of larger trials. Return it unchanged if the small trial fails.
+    """
     # Some functions do not accept inputs this small.
     try:
         small = list(leaves_of(run_trial(_SMALL)))

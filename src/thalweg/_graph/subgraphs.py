@@ -134,9 +134,10 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """Return an `Output` with `flows`, the dtype and the common sizes of several tensors.
+    """Return the `Output` that describes several tensors: their dtype and their common sizes.
 
-    Raise InvalidTypeError if the dtypes differ.
+    `flows` are the output's inputs that gradients reach. Raise InvalidTypeError if the dtypes
+    differ.
     """
     kinds = dict.fromkeys(x.dtype for x in tensors if x.dtype is not None)
     if len(kinds) > 1:

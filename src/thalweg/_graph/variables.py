@@ -119,7 +119,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return an operation that adds to all elements; otherwise like `assign`."""
+        """Return a tensor: a run of the tensor adds `delta`, and returns the new value."""
         return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
@@ -129,7 +129,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return an operation that subtracts from all elements; otherwise like `assign`."""
+        """Return a tensor: a run of the tensor subtracts `delta`, and returns the new value."""
         return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
 
     @property
@@ -187,7 +187,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         """Add an operation that calls `method(tensor, value)` in a run; return its output.
 
         While a session runs an operation, update the session's tensor at once. `kind` is the type
-        of the operation. `target` replaces the `Reference` to this variable.
+        of the operation. `target` is the argument for `tensor`, by default `Reference(self)`.
         """
         if current_session() is not None:
             return method(resolve(self), resolve(value))
@@ -246,7 +246,10 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
-        """Return a new slot of this variable; a session initializes the slot with `initial()`."""
+        """Return a new slot of this variable; a session initializes the slot with `initial()`.
+
+        `name` is the whole name, made unique. The dtype and shape are by default the variable's.
+        """
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         slot = create_variable(
             self.graph,

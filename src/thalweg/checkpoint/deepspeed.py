@@ -51,7 +51,7 @@ class ZeroFiles:
         return InvalidArgumentError(f"{self.directory}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the wrapped optimizer's state dict in the file of `rank`; raise if malformed."""
+        """Return the state dict of the optimizer inside ZeRO on `rank`; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -89,12 +89,12 @@ def find_folder(path: Path) -> Path | None:
 def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
     """Join the files of all ranks to one state dict {"state": ..., "param_groups": ...}.
 
-    A parameter's state has its slots as full tensors, "step", and the float32 value as "master".
-    The groups have "param_names", and "max_grad_norm", the maximum norm of gradients.
+    The state of a parameter has its slots as full tensors, "step", and as "master" the float32
+    value. "params" of a group has the keys of "state", "param_names" the parameters' names, and
+    "max_grad_norm" the maximum norm of gradients, or 0.
 
     Args:
-        directory: The folder with the files.
-        load_file: `load_file(path)` returns the unpickled contents of a file.
+        load_file: `load_file(path)` returns the unpickled contents of a file in `directory`.
 
     Raises:
         InvalidArgumentError: Files are missing or damaged, or of a layout that is not supported.
@@ -178,7 +178,7 @@ def _get_entry(contents: object, name: str, kind: type) -> Any:
 
 
 def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return a list of {name: shape} per group; raise for impossible shapes and repeated names."""
+    """Return copies of {parameter: shape} dicts; raise for invalid shapes and repeated names."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}

@@ -249,8 +249,8 @@ class CheckpointManager:
             InvalidArgumentError: `step` is not an integer of 0 or more.
             MissingFileError: There is no checkpoint, or no checkpoint `step`.
             ThalwegError: The checkpoint cannot be restored; see `thalweg.checkpoint.restore`.
-                Without `step`, a damaged file raises only if its number or modification time is the
-                latest. A file of a newer format version always raises.
+                Without `step`, a damaged file raises if its number or modification time is the
+                latest; others cause a warning. A file of a newer format version always raises.
         """
         self.wait()
         paths = _files_by_step(self.directory, self._name)
@@ -274,8 +274,7 @@ class CheckpointManager:
     ) -> Restored | None:
         """Restore the latest checkpoint; return None and change nothing if there is none.
 
-        Returns:
-            The result of `restore`, or None.
+        Arguments and result are those of `restore`.
 
         Raises:
             ThalwegError: The latest checkpoint cannot be restored; see `restore`.
@@ -301,10 +300,10 @@ class CheckpointManager:
         return restore(path, **options)
 
     def _newest_readable(self) -> Path | None:
-        """Return the path of the latest readable checkpoint, or None if there is none.
+        """Return the path of the latest readable checkpoint; None if there are no checkpoints.
 
-        If an unreadable file may be later, by `_UnreadableFile.may_follow`, raise its error. Warn
-        of all other unreadable files.
+        Raise the error of an unreadable file if `_UnreadableFile.may_follow` says that it may be
+        later, or if no file is readable. Warn of the other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None

@@ -144,10 +144,12 @@ def prepare_loading(
     The optimizer is locked in the `with` block. `_core.state.restore` executes the writes.
 
     Args:
+        state: The optimizer's state in the file.
         named_tensors: {name in the file: variable}; {} to use the variables of the optimizer.
 
     Raises:
-        FailedPreconditionError: The state has slots, and the optimizer no variables.
+        FailedPreconditionError: The state has slots, and neither `named_tensors` nor the optimizer
+            has variables.
         InvalidArgumentError: A tensor that has slots in the state is not a variable.
     """
     if not named_tensors:

@@ -69,12 +69,8 @@ def describe_differences(
 ) -> list[str]:
     """Return one line per difference between two results of `describe_optimizer`; [] if equal.
 
-    If the classes differ, the only line names both classes.
-
-    Args:
-        saved_config: The description in the file.
-        config: The description of the existing optimizer.
-        loaded_names: Names of arguments whose numbers may differ, because loading sets the numbers.
+    If the classes differ, the only line names both classes. Numbers of arguments in `loaded_names`
+    may differ, because loading sets them. `saved_config` is the description in the file.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
@@ -88,10 +84,10 @@ def describe_differences(
 
 
 def _value_differences(name: str, current_value: object, saved_value: object) -> list[str]:
-    """Return one line per difference between two JSON values; [] if equal.
+    """Return one line per difference between two JSON values of an argument; [] if equal.
 
-    Lines begin with `name`. Dicts with equal keys are compared by key, and their lines begin with
-    `name.key`. A key that begins with "$" is left out of this name.
+    A line begins with `name`. If both values are dicts with equal keys, they are compared key by
+    key, and the line begins with `name.key`, or with `name` if the key begins with "$".
     """
     if current_value == saved_value:
         return []
@@ -168,7 +164,7 @@ class _ConfigWriter(Writer):
     def __call__(self, python_value: Any, name: str) -> Any:
         """Return an argument of an optimizer, or a value inside an argument, as JSON.
 
-        User functions, rules and schedules become {"$yours": description}.
+        User functions, rules and schedules become {"$yours": description}. Errors contain `name`.
         """
         argument: object = python_value
         if isinstance(argument, LearningRateSchedule):
@@ -193,9 +189,9 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return the JSON of an argument, such as a schedule; `maker` is its class or function.
+        """Return the JSON of an argument, such as a schedule, that a function or class has made.
 
-        Return {"$yours": text} if `maker` is the user's, so the registry `kind` lacks it.
+        If the `maker` is the user's, so that the registry `kind` lacks it, return {"$yours": text}.
         """
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.describe(argument)}

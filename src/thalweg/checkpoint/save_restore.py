@@ -222,8 +222,7 @@ def save(
     Raises:
         CheckpointWriteError: The file cannot be written. An existing file is unchanged.
         ReplicaLostError: A rank that has a shard of the slots did not answer.
-        FailedPreconditionError: The optimizer's state is variables of a graph: use
-            `thalweg.v1.train.Saver`.
+        FailedPreconditionError: The optimizer is in graph mode: use `thalweg.v1.train.Saver`.
         InvalidTypeError: A value has a type that cannot be saved.
 
     Example:
@@ -289,7 +288,7 @@ def restore(
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
         NotFoundError: A new optimizer would need parameters or user code.
         InvalidConfigError: The file's description of the training is invalid.
-        FailedPreconditionError: The optimizer's state is variables of a graph.
+        FailedPreconditionError: The optimizer is in graph mode: a graph has its state.
     """
     has_targets = variables is not False and (variables is not None or module is not None)
     tensors = name_tensors(variables or None, module)
@@ -326,7 +325,7 @@ def restore(
 def _open_checkpoint(
     path: Path, progress: Progress | None
 ) -> tuple[str, dict[str, Any], JsonReader]:
-    """Return (path of the file, JSON document in it, decoder with its memory-mapped tensors).
+    """Return (path of the file, its JSON document, decoder that gives memory-mapped tensors).
 
     Raises:
         InvalidConfigError: The file does not contain a training.
@@ -347,7 +346,8 @@ def _describe_restored(
 ) -> Restored:
     """Return the result of `restore`; `names` are the names of parts not restored.
 
-    `copying_reader` decodes `extra`, so tensors in `extra` do not use the memory-mapped file.
+    `reader` decodes the metrics. `copying_reader` decodes `extra`, and copies the tensors in it
+    from the memory-mapped file.
     """
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(
@@ -407,6 +407,7 @@ def _choose_optimizer(
     if optimizer is None:
         return optimizer_config.make_optimizer(saved_config, named_tensors)
     current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
+    # Nadam stores `schedule_decay` as the hyperparameter `decay`, which loading sets.
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
     differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
     unconvertible = differences
@@ -435,7 +436,8 @@ def _prepare_optimizer(
 ) -> list[state.Loading]:
     """Return the validated writes that set the states of an optimizer and of its schedules.
 
-    Return [] if `optimizer` is None. The optimizer is locked until `exit_stack` is closed.
+    Set nothing. Return [] if `optimizer` is None. The optimizer is locked until `exit_stack` is
+    closed. With `check_arguments=False`, states that do not fit its schedules are ignored.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes of the state differ.

@@ -102,7 +102,7 @@ class TorchOptimizerAdapter:
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return a context manager that blocks a fused optimizer's steps in other threads.
+        """Return a context manager that blocks the optimizer's steps in other threads.
 
         For an optimizer of torch, the context manager does nothing.
 
@@ -126,7 +126,7 @@ class TorchOptimizerAdapter:
         """Return {name: value} of all settings that a loaded state must match.
 
         The settings are the group options other than numbers, the number of groups, the rule, and
-        the arguments of a fused optimizer.
+        the arguments of a `thalweg.optim` optimizer for its options, such as averages.
         """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
@@ -326,7 +326,8 @@ class TorchOptimizerAdapter:
 
         Args:
             param_name: The parameter's name, for errors.
-            errors: Without `convert=True`, one line per key is appended.
+            errors: Without `convert=True`, one line per key is appended, except for a
+                `RuleOptimizer`, which reports missing keys itself.
             missing: With `convert=True`, the keys are appended.
         """
         if not self._is_fused:
@@ -343,11 +344,9 @@ class TorchOptimizerAdapter:
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's saved state, with the devices and dtypes that steps need.
+        """Return a copy of a parameter's validated state, with devices and dtypes for steps.
 
-        Args:
-            group: The group with the loaded options.
-            saved: The saved state, already validated.
+        `group` has the options after loading.
         """
         moves = group.get("capturable") or group.get("fused")
         storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
@@ -368,10 +367,11 @@ class TorchOptimizerAdapter:
         return new_state
 
     def _merge_options(self, group: Group, saved_group: Group) -> Group:
-        """Return a copy of `group`, updated by numbers and additional options of `saved_group`.
+        """Return a copy of `group` with the saved numbers, and with saved options that it lacks.
 
-        Flags are not updated. A number that is None in the file, such as `heads`, becomes None.
-        Numbers that neither the file nor a default has are removed.
+        Flags of `group` are retained. A number that is None in `saved_group`, such as `heads`,
+        becomes None. A number of `group` is removed if neither `saved_group` nor the optimizer's
+        defaults have an option of this name.
         """
         retained = {*saved_group, *self.optimizer.defaults}
         merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}

@@ -37,8 +37,9 @@ SHARED_VALUES: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
     """Yield (description, external candidate, native candidate) for each trial.
 
-    A trial changes one argument of one candidate. A trial of `SHARED_VALUES` changes an argument
-    of both candidates. A changed candidate is a copy.
+    A trial changes one argument of one candidate, or sets an argument of both candidates to a value
+    in `SHARED_VALUES`. A changed candidate is a copy. Descriptions are for example "theirs r=0.0"
+    for `external`, "ours r=0.0" for `native`, and "both weight_decay=0.0".
     """
     external_values, native_values = external.known_values(), native.known_values()
     for name, value in _list_changes(external_values, native_values):
@@ -57,10 +58,11 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 def _list_changes(
     arguments: dict[str, object], counterpart: dict[str, Any]
 ) -> Iterator[tuple[str, object]]:
-    """Yield (name, new value) for each trial of a candidate, without repetition.
+    """Yield (argument name, new value) for each trial that changes an argument of one candidate.
 
     A bool is inverted. Any other argument takes its value in `counterpart`, the arguments of the
-    opposite candidate, and then the values in `VALUES`.
+    opposite candidate, and then the values that `VALUES` has for its name. Values equal to the
+    present value are left out, and `maximize` and arguments in `MACHINERY` are not changed.
     """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":

@@ -27,7 +27,7 @@ Progress = Callable[[float, Callable[[], str]], None]
 
 @dataclass
 class Cell:
-    """Comparison of one class of a package; empty if the package lacks the class.
+    """Comparison of one class of a package; `name` is empty if the package lacks the class.
 
     Attributes:
         name: `PACKAGE:CLASS`; empty if the package has no such class.
@@ -99,7 +99,7 @@ class Atlas:
                     yield row, column, cell
 
     def summarize(self) -> str:
-        """Return one or two sentences that count the verdicts."""
+        """Return two sentences: counts of verdicts, and of names that stand for several rules."""
         verdicts = [cell.verdict for _, _, cell in self.list_cells() if cell.verdict != REFERENCE]
         labels = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
@@ -121,7 +121,7 @@ class Atlas:
 def read_list(path: Path | None = None) -> Atlas:
     """Return an atlas without verdicts from a JSON file of packages and classes.
 
-    The file is `LIST` if `path` is None. Raise ConformError if the file is invalid.
+    By default the file is `atlas.json` of this package. Raise ConformError if the file is invalid.
     """
     path = path or LIST
     try:
@@ -136,10 +136,9 @@ def read_list(path: Path | None = None) -> Atlas:
 
 
 def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: None) -> Atlas:
-    """Compare all classes of an atlas, each in a process; write results to `atlas`, and return it.
+    """Compare each class of an atlas in a new process; write the results to `atlas`, and return it.
 
     Args:
-        steps: The number of steps per class.
         progress: `progress(fraction, text)` is called before each class, with the fraction of
             finished classes; `text()` returns the name of the class.
     """
@@ -182,7 +181,10 @@ def _read_cell(entry: str | dict[str, object], column: Column) -> Cell:
 
 
 def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
-    """Run `thalweg conform` with `arguments` for at most `seconds`; write its result to `cell`."""
+    """Run `thalweg conform` with `arguments`, and write the result of the command to `cell`.
+
+    After a failure, or after `seconds`, the verdict is "not driven", and `cell.note` is the reason.
+    """
     package = cell.name.partition(":")[0].partition(".")[0]
     # A package that is not installed needs no process.
     if importlib.util.find_spec(package) is None:
@@ -204,7 +206,11 @@ def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
 
 
 def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
-    """Run a command for at most `seconds`; return (output, reason of failure or "")."""
+    """Run a command; return (standard output, text that explains a failure).
+
+    The text is the last error message, or names the exit status, also after a success. A command
+    that runs longer than `seconds` is killed; its output is then "".
+    """
     # A descendant process would hold a pipe open, but not a file.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(

@@ -106,8 +106,9 @@ def as_side(candidate: Any) -> Candidate:
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
     """Return {name: value} of the arguments of `external` to copy to `native`.
 
-    The value may be a default of `external`. An argument is left out if `native` lacks it, has set
-    it, or has a default of another type. `MACHINERY` is left out, too.
+    A value may be a default of `external`. An argument is left out if `native` lacks it, has set
+    it, or has a default of another type. Arguments in `MACHINERY`, which select an implementation,
+    are left out, too.
     """
     defaults = native.defaults()
     return {
@@ -121,9 +122,9 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
 
 
 def _is_like(argument: Any, default: Any) -> bool:
-    """Return True if an argument has the type of a default: bool, number, or tuple of equal length.
+    """Return True if both values are bools, numbers, or sequences of equal length.
 
-    A number also fits the default None, and an argument without a default.
+    A number also fits the default None, and `Parameter.empty` for a required argument.
     """
     if isinstance(argument, bool) or isinstance(default, bool):
         return type(argument) is type(default)

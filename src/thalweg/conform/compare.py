@@ -130,9 +130,9 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 
 
 def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
-    """Return (verdict, relative difference after the last step, first divergence or None).
+    """Return (verdict, difference, first divergence) of two results of `drive`; see `Outcome`.
 
-    `external` and `native` are results of `drive`.
+    The divergence is None for the verdict "bits", and exceeds rounding for "parts".
     """
     movements = [_movement_of(external, index) for index in range(len(external[0]))]
     largest = 0.0
@@ -158,9 +158,9 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
-    """Return the result of `drive`.
+    """Run a candidate twice, with different seeds; return the result of `drive`.
 
-    Raise ConformError if a second run differs, or if no parameter moves.
+    Raise ConformError if the second run differs, or if no parameter moves.
     """
     # Another seed reveals optimizers that draw random numbers.
     snapshots, repeats = (drive(candidate, protocol, steps, seed) for seed in (0, 1))

@@ -54,13 +54,12 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a protocol for each candidate, with which the candidate can take a step.
+    """Return a list with a protocol for each candidate, by which the candidate can take a step.
 
-    All protocols use parameters of several shapes. If a candidate rejects a shape, all protocols
-    use only matrices.
+    Parameters have several shapes. If this fails for a candidate, all protocols use only matrices.
 
     Raises:
-        ConformError: An argument is missing, or no protocol works; lists the causes.
+        ConformError: A required argument is missing, or no protocol works; the message says why.
     """
     first: ConformError | None = None
     for shapes in (SHAPES, MATRICES):
@@ -91,11 +90,15 @@ def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
 
 
 def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
-    """Run an optimizer with warnings suppressed; return all parameters before and after each step.
+    """Run an optimizer with warnings suppressed; return its parameters at the start and each step.
 
     Args:
         side: The constructor of the optimizer and its arguments.
+        protocol: The way to construct and step the optimizer.
         seed: The seed of torch's CPU generator; the generator's state is restored afterwards.
+
+    Returns:
+        `steps` + 1 lists of copies of all parameters: at the start, then after each step.
 
     Raises:
         ConformError: The constructor or a step fails.
@@ -108,7 +111,7 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
 
 
 def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Tensor]]:
-    """Construct and step an optimizer; return all parameters before and after each step."""
+    """Construct an optimizer and take `steps` steps; return its parameters as `drive` does."""
     params = params_of(protocol.shapes)
     argument: Any = params
     if protocol.kind == "groups":

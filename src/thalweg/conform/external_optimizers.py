@@ -16,9 +16,9 @@ from thalweg.errors import did_you_mean
 def load_class(name: str) -> tuple[Candidate, str]:
     """Import `PACKAGE:CLASS` or `file.py:CLASS`; return (candidate, note).
 
-    The note is usually "". If the top-level package needs a module that is not installed, the
-    module of the class is imported alone, and the note says so. An empty top-level package is then
-    in `sys.modules`. Raise ConformError if the import fails or the class is missing.
+    The note is usually "". If the top-level package needs a module that is not installed, only the
+    module of the class is imported. The note then says so, and `sys.modules` keeps an empty module
+    as the top-level package. Raise ConformError if the import fails or the class is missing.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file

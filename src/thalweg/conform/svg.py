@@ -114,9 +114,9 @@ def _title_of(cell: Cell) -> str:
 
 
 def _draw_notes(atlas: Atlas) -> Iterator[str]:
-    """Yield a line for each note too long for a cell, and for each list of extra arguments.
+    """Yield a line of text for each note too long for a cell, and for each list of extra arguments.
 
-    A line begins with the class, or with the packages if several classes share the note.
+    A line begins with its class. A text of several classes is one line, which begins with packages.
     """
     names_by_note: dict[str, list[str]] = {}
     for _, _, cell in atlas.list_cells():

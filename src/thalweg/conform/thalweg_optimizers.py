@@ -23,12 +23,10 @@ _IGNORED = {"self", "name", "use_locking", "gradient_aggregator", "gradient_tran
 
 
 def find_rule(name: str) -> Candidate:
-    """Return the candidate for a name of `thalweg rules`, or for the rule NAME in `file.py:NAME`.
+    """Return the candidate for the name of an optimizer, as the command `thalweg rules` lists it.
 
-    `PACKAGE:CLASS` imports an optimizer of another package.
-
-    Raises:
-        ConformError: The name is unknown; the message suggests similar names.
+    The name may also be `file.py:NAME`, a rule in a file, or `PACKAGE:CLASS`, an optimizer of
+    another package. Raise ConformError, which suggests similar names, if the name is unknown.
     """
     if names_file(name):
         return _load_rule(name)
@@ -83,7 +81,12 @@ def _load_rule(name: str) -> Candidate:
 
 
 def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., object]:
-    """Return a torch-style constructor for optimizers that `make(lr, **options)` returns."""
+    """Return a torch-style constructor, whose result has a method `step`.
+
+    Args:
+        make: `make(lr, **options)` returns the optimizer of Keras or TensorFlow 1 for `step`.
+        defaults: {argument: default} of this optimizer, for the signature of the constructor.
+    """
 
     from thalweg._cli.registry import applied
 

@@ -41,8 +41,8 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
     Raises:
         InvalidTypeError: `optimizer` has another type.
         FailedPreconditionError: The optimizer is measured already.
-        NotImplementedError: Methods of a subclass update single variables. Or the optimizer is in a
-            graph, which calls the methods of a subclass only once.
+        NotImplementedError: A subclass updates each variable by a method. Or the optimizer is in a
+            graph, and its subclass has methods that are called only while the graph is built.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -172,10 +172,6 @@ class Attached(TableRecorder):
     """Recorder of an optimizer's measured steps, between `attach` and `detach`.
 
     A table has a row for each variable of earlier measured steps, too. Rows are keyed by name.
-
-    Args:
-        optimizer: The optimizer.
-        config: The interval and the sinks.
     """
 
     def __init__(self, optimizer: SlotOptimizer, config: Diagnostics) -> None:
@@ -196,7 +192,7 @@ class Attached(TableRecorder):
         self._count += steps
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or of the first table."""
+        """Return the parameters of all tables so far."""
         names, sizes = list(self._sizes), list(self._sizes.values())
         return Parameters(self.config.every, names, sizes, [0] * len(names))
 
@@ -228,10 +224,11 @@ class Attached(TableRecorder):
     def around(self, hooks: Any) -> Generator[None]:
         """Count the step in a `with` block if it is committed, and record a measured step.
 
-        Set `hooks.watch` to a new `_Watch` if the step is measured, else to None.
+        `hooks` is the adapter of the step. Its attribute `watch` is set to a new `_Watch` if the
+        step is measured, else to None.
 
         Raises:
-            NotImplementedError: Variables are distributed over ranks.
+            NotImplementedError: Variables or slots are distributed over ranks.
         """
         if hooks.sharing is not None:
             self.refuse_ranks()
@@ -279,10 +276,10 @@ class Between:
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
-        """Replay the step; return True if it was taken.
+        """Replay the step with new `inputs`; return True if it was taken.
 
-        Return False if the step is measured, or a guard of the replay fails. If the optimizer has
-        another recorder now, set `plan_cache.replay` to None and return False.
+        Return False if the step is measured, or cannot be replayed with these inputs. If the
+        optimizer has another recorder now, also set `plan_cache.replay` to None.
         """
         if optimizer._recorder is not self._recorder:
             plan_cache.replay = None

@@ -136,7 +136,7 @@ class RunningMedian:
         """Return (medians, deviations), arrays over layers; NaN for a layer without finite values.
 
         A deviation is 1.4826 times the median absolute deviation. After `WINDOW` rows, both arrays
-        are computed anew only every `UPDATE_ROWS` rows.
+        are computed anew only every `UPDATE_ROWS` rows; other calls return the last ones.
         """
         if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
@@ -165,10 +165,10 @@ class Duration:
         self._is_reported = np.zeros(layers, bool)
 
     def find_new(self, condition: np.ndarray, step: int) -> np.ndarray:
-        """Add a row of flags; return indices of layers whose condition has lasted long enough.
+        """Add a row of flags, one per layer; return indices of layers whose flag stayed true.
 
-        The condition must be true for `LASTING_ROWS` rows and `LASTING_STEPS` steps. A layer is
-        returned again only after its condition was false.
+        A flag must stay true for `LASTING_ROWS` rows and `LASTING_STEPS` steps. A layer is returned
+        again only after its flag was false.
         """
         self._start_steps[self._rows == 0] = step
         # A resumed training repeats earlier steps.
@@ -210,7 +210,7 @@ class Band:
         """Add a row of logarithms, one per layer; return departures that are now confirmed.
 
         A departure begins in a layer's first row above its band, and is confirmed after
-        `SPIKE_ROWS` consecutive rows. Set `leaving` to the layers whose departure begins.
+        `SPIKE_ROWS` consecutive rows. Set `leaving` to the layers that begin one in this row.
         """
         median, deviation = self.running_median.measure()
         scale = np.maximum(deviation, FLOOR)

@@ -222,9 +222,10 @@ class _NumberCache(dict[bytes, float]):
     def read_record(
         self, line: bytes, header: LogHeader, selected: frozenset[str] | None
     ) -> Record | None:
-        """Return the record in a line of `JsonLines`; return None if the line is malformed.
+        """Return the record in a line that has the columns of `header`, as `JsonLines` writes them.
 
-        Parse only the `selected` columns; None selects all columns.
+        Return None for any other line, such as a line with only a loss. Parse only the `selected`
+        columns; None selects all columns.
         """
         # Rows are found as text, because tokens of most rows are cached or equal the latest row.
         begin, end = line.find(b"["), 0
@@ -278,7 +279,10 @@ def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.n
 
 
 def _read_row(values: list[Any], count: int) -> np.ndarray:
-    """Return `count` numbers as an array; None becomes `UNMEASURED`. May raise ValueError."""
+    """Return `count` numbers as an array; None becomes `UNMEASURED`.
+
+    Raise ValueError or TypeError unless `values` is a list of `count` numbers.
+    """
     if not isinstance(values, list) or len(values) != count:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("a column of another length")
     if None in values:

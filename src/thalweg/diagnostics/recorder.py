@@ -117,12 +117,12 @@ class Diagnostics:
     def log_loss(self, loss: Any, after: bool = False) -> None:
         """Send the loss of the next step to the sinks; call this method before `step`.
 
-        If the next step is measured, the loss is sent with the table. `step(closure)` logs the loss
-        that the closure returns.
+        If the next step is measured, the loss is sent later with its table, else at once.
+        `step(closure)` logs the loss that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
-            after: True if `loss` is the loss of the last step. It is sent without a table.
+            after: True if `loss` is the loss of the last step. It is sent at once, without a table.
 
         Raises:
             FailedPreconditionError: This object does not belong to an optimizer.
@@ -175,7 +175,10 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call `method` of each `Sink`; also call functions for "table". Errors become warnings."""
+        """Call the method of each `Sink` with `args`; a sink's first error becomes a warning.
+
+        A sink that is a function is called with the table if `method` is "table", else not at all.
+        """
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:
@@ -243,12 +246,9 @@ class TableRecorder(OptimizerReference, ABC):
     def record(self, watch: StepWatch, step: int, device_flag: Tensor | None) -> None:
         """Make the table of a committed step and send it to the sinks. An error causes a warning.
 
-        On a GPU, `settle` later makes and sends the table.
-
-        Args:
-            watch: The measurements.
-            step: The number of the step.
-            device_flag: Optional. A bool tensor; False if the device has skipped the step.
+        If a parameter is not on the CPU, the next call of `settle` makes and sends the table.
+        `device_flag`, a bool tensor, is False if the device has skipped the step, which then has no
+        table; None for a step that was taken.
         """
         try:
             # Finishes first, since other ranks wait for it even if the previous table fails.

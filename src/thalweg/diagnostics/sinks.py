@@ -90,7 +90,7 @@ class JsonLines(Sink):
         self._header_parameters = parameters
 
     def _append(self, line: str, has_header: bool) -> None:
-        """Append a line. Append a header first if `has_header` is False or the file was changed.
+        """Append a line; first a header, if `has_header` is False or others changed the file.
 
         After an OSError, truncate the file to its former size and raise the error.
         """

@@ -90,11 +90,7 @@ class SpikeAction(NamedTuple):
 
 
 class StepSource(OptimizerReference):
-    """Access of a `SpikeJudge` to its optimizer.
-
-    Args:
-        optimizer: The optimizer, held by a weak reference.
-    """
+    """Access of a `SpikeJudge` to its optimizer, held by a weak reference."""
 
     OWNER = "Spikes"
 
@@ -178,10 +174,9 @@ class SpikeJudge:
         return [self.step, list(self._losses.values), list(self._norms.values)]
 
     def loading_calls(self, history: object) -> list[Call]:
-        """Return [call]. The call replaces the history and drops all copies; None clears it.
+        """Return [call]. The call sets the history, empty for None, and drops all copies.
 
-        Raises:
-            CheckpointMismatchError: The history is invalid.
+        Raise CheckpointMismatchError if the history is invalid.
         """
         return [partial(vars(self).update, _new_history(*_check_history(history)))]
 
@@ -204,10 +199,11 @@ class SpikeJudge:
         return self._norms.safe_limit if is_loss_inside else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
-        """Return a `Decision` for a step with these gradient statistics.
+        """Return a `Decision`: whether a step with these gradient statistics is taken.
 
-        The calls of the `Decision` update the history, and roll back. This method itself calls a
-        callable `action`, copies parameters and state for later rollbacks, and warns of a rollback.
+        The history, and in a rollback the parameters, change only when the caller runs the calls of
+        the `Decision`. This method itself calls `action` if it is a function, copies parameters and
+        state for later rollbacks, and warns of a rollback.
         """
         norm = float(stats.global_norm)
         warning = self._find_departure(norm)
@@ -218,13 +214,13 @@ class SpikeJudge:
         return Decision(False, [*self._history_calls(norms), *self._action_calls(warning, action)])
 
     def taking_calls(self, norms: Iterable[float]) -> list[Call]:
-        """Return calls that add a step to the history.
+        """Return calls that add a taken step to the history.
 
-        If `keep` is not 0, and the last copy of parameters and state is at least `keep / 2` steps
-        old, make a new copy now. A call stores the copy.
+        If `keep` is not 0, and parameters and state were not copied in the last `keep / 2` steps,
+        copy them now; one of the calls stores the copy.
 
         Args:
-            norms: [gradient norm], or [] if the norm is not finite. The calls read this argument.
+            norms: [gradient norm], or [] if the norm is not finite. Only the calls read it.
         """
         step, interval = self.step + 1, (self.keep + 1) // 2
         calls = self._history_calls(norms)
@@ -252,7 +248,7 @@ class SpikeJudge:
         return calls
 
     def _find_departure(self, norm: float) -> Warned | None:
-        """Return a warning if the loss or the norm is outside of its band, else None."""
+        """Return a warning if the logged loss, or else the norm, is out of its band; else None."""
         checks = (
             (self._loss, self._losses, "loss left its band", "loss"),
             (norm, self._norms, "gradients left their band", "norm"),
@@ -284,10 +280,10 @@ class SpikeJudge:
         return action
 
     def _action_calls(self, warning: Warned, action: str) -> list[Call]:
-        """Return calls that record the skipped step in `actions`.
+        """Return calls that record an unusual step, which is not taken, in `actions`.
 
-        For "rollback", calls also restore the oldest copy of the last `keep` steps, and this method
-        warns. Without such a copy, treat "rollback" as "skip".
+        For the action "rollback", the calls also restore the oldest copy of the last `keep` steps,
+        and this method warns. Without such a copy, "rollback" has the effect of "skip".
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
@@ -328,8 +324,7 @@ class _SlotSource(StepSource):
     def copy_state(self) -> Callable[[], list[Call]]:
         """Copy variables and state. Return a function that returns calls to restore the copy.
 
-        Raises:
-            NotImplementedError: A variable belongs to a graph.
+        Raise NotImplementedError if a variable belongs to a graph.
         """
         optimizer = self.optimizer
         tensors: list[Tensor] = [*optimizer._slots.owners(), *optimizer.weights]
@@ -356,10 +351,9 @@ def _new_history(
 
 
 def _check_history(history: object) -> list[Any]:
-    """Return `history`, [step, losses, norms]; return [0, [], []] for None.
+    """Return `history`, [step, losses, norms], or [0, [], []] for None.
 
-    Raises:
-        CheckpointMismatchError: The history is invalid.
+    Raise CheckpointMismatchError if the history is invalid.
     """
     try:
         step, *value_lists = entries = cast(

@@ -244,8 +244,7 @@ def _make(action: Action, keep: int | None, state_dict: dict[str, Any]) -> Spike
 def _check_action(action: object, keep: object) -> int:
     """Return `keep`. For None, return 20 if `action` is "rollback", else 0.
 
-    Raises:
-        InvalidTypeError, InvalidArgumentError: `action` or `keep` is invalid.
+    Raise InvalidTypeError or InvalidArgumentError if `action` or `keep` is invalid.
     """
     if not (action in ACTIONS if isinstance(action, str) else callable(action)):
         raise InvalidTypeError(
@@ -282,9 +281,10 @@ class _Layers:
         self._reported_batches: set[int] = set()
 
     def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[Departure]:
-        """Add the rows of a step; return departures.
+        """Add the rows of a step to the history; return the departures to report now.
 
-        A spike (number above its band) is returned after `SPIKE_ROWS` steps above the band.
+        A spike (number above its band) is returned after `SPIKE_ROWS` steps above the band. `sizes`
+        has the number of elements of each layer, or is empty.
         """
         departures = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         not_finite = self._judge_nonfinite(rows, step)
@@ -309,7 +309,7 @@ class _Layers:
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield one warning per departure.
+        """Yield one warning per departure; `names` are those of all layers.
 
         Spikes of a step in which most layers left their band share a warning of kind "batch".
         """
@@ -326,7 +326,10 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving`, layers that left their band, if most layers did. Drop old entries."""
+        """Store `leaving`, the layers that left their band, if most measured layers did.
+
+        `rows` tell which layers are measured. Layers stored for much earlier steps are dropped.
+        """
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
@@ -342,7 +345,8 @@ class _Layers:
     ) -> list[Departure]:
         """Return departures of layers whose weights far exceed the weights of all other layers.
 
-        Weights are compared by root mean square. Return [] without `sizes`, the element counts.
+        Weights are compared by root mean square. Return [] if `sizes`, the numbers of elements, is
+        empty, or if there is no column "weight_norm".
         """
         if "weight_norm" not in rows or len(sizes) != self._count:
             return []
@@ -374,8 +378,8 @@ class _Layers:
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
         """Return [departure] if most layers have lost their momentum, else [].
 
-        The cosine of gradient and momentum is NaN then. The departure has the layer with the
-        largest ratio of update to weight.
+        A lost momentum makes the cosine of gradient and momentum NaN. The departure names only one
+        of these layers: the one with the largest ratio of update to weight.
         """
         if "cosine" not in rows:
             return []
@@ -396,7 +400,8 @@ class _Layers:
     ) -> list[Departure]:
         """Return departures of layers that have had no gradient or no update for many steps.
 
-        Updates that rounding loses in most elements of a layer count as no update.
+        A lack is reported only if another layer has a gradient or an update. Updates that rounding
+        loses in most elements of a layer count as no update.
         """
         if "gradient_norm" not in rows:
             return []

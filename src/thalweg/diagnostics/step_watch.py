@@ -33,7 +33,6 @@ class _VariableSet(NamedTuple):
     """Measurements of some variables of one rule, before the variables are written.
 
     Attributes:
-        params: The parameters.
         finish: `finish()`, called after the writes, returns (reductions, flags of measured
             reductions). Both have shape (parameters, `MEASURED`). Reductions are float64, in NumPy
             or on a device.
@@ -91,12 +90,11 @@ class StepWatch:
             request: The variables, gradients and slots of the rule.
             plan: The kernel calls of the step.
             columns: The scalars of the step.
-            transforms: The transforms of the gradients.
             stats: The statistics of the gradients; None if not computed.
-            rounds: The writes of the rule.
+            rounds: The kernel calls that write the variables of the rule.
 
         Returns:
-            `rounds`, or new writes by CPU kernels that also measure.
+            `rounds`, or in its place calls of CPU kernels that measure while they write.
         """
         stages, owner_params = before_norms(transforms), self.owners_of(hooks, request)
         self.params += owner_params
@@ -129,7 +127,7 @@ class StepWatch:
         return rounds
 
     def finish(self) -> list[Measurements]:
-        """Return the measurements; call this method after the writes of the step.
+        """Return `Measurements` of each set of variables; call this after the writes of the step.
 
         With DTensors, measurements are reduced over ranks: all ranks must call this method.
         """
@@ -169,11 +167,8 @@ def _updates_of(
     """Return {id(group): update that also measures} for the groups of variables in a plan.
 
     A group is updated by one kernel call, which the new update replaces. Groups that no kernel can
-    measure are missing. The dict is cached until `stages` change; do not modify it.
-
-    Args:
-        request: The variables, gradients and slots of the step.
-        stages: The gradient transforms before the measurement.
+    measure are missing. The dict is cached until `stages`, the gradient transforms before the
+    measurement, change; do not modify it.
     """
     with importing:
         from thalweg._engines.cpu.diagnostics import make_diagnosed_updates
@@ -220,9 +215,7 @@ def table_of(
 
     Args:
         measurements: The measurements of all rules.
-        rows: {id(parameter): row in the table}.
-        parameters: The parameters of the table.
-        step: The number of the step.
+        rows: {id(parameter): row in the table}. Measured numbers of other rows are NaN.
         fetch_flag: Optional. `fetch_flag()` returns False if the device has skipped the step.
     """
     if fetch_flag is not None and not fetch_flag():

@@ -162,8 +162,8 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
     Args:
         owner: The optimizer whose gradients are summed.
-        strategy: The strategy; by default the strategy of this thread. Without this argument, the
-            context manager does nothing in the cross-replica context.
+        strategy: The strategy. None means the strategy of this thread; the context manager then
+            does nothing in the cross-replica context.
     """
     active_strategy = get_strategy() if strategy is None else strategy
     is_cross_replica = strategy is None and in_cross_replica_context()
@@ -175,20 +175,21 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 def fill_missing_gradients(pairs: Pairs) -> Pairs:
     """Return (gradient, variable) pairs; a None becomes zeros if another rank has a gradient.
 
-    A gradient that is None on all ranks stays None. All ranks must call this function.
+    A gradient that is None on all ranks stays None. All ranks of this thread's strategy must call
+    this function.
 
     Raises:
-        ReplicaMismatchError: Number, shapes, kinds or dtypes of gradients differ between ranks.
+        ReplicaMismatchError: Number, shapes, sparsity or dtypes of gradients differ between ranks.
         TypeError, ValueError: A gradient or variable of this rank is invalid.
     """
     return match_kinds(convert_pairs(pairs), get_strategy().ranks)
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """Return a context manager that sends gradients while its `with` block runs a backward pass.
+    """Return a context manager for a backward pass, which sends gradients once they are complete.
 
-    An error in the block is reported to all ranks. The context manager does nothing in graph mode,
-    with one rank, or in the cross-replica context.
+    `owner` is the optimizer. An error in the `with` block is reported to all ranks. The context
+    manager does nothing in graph mode, with one rank, or in the cross-replica context.
     """
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():

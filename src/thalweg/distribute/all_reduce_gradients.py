@@ -57,7 +57,8 @@ def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
     number, shapes, dtypes and sparsity of the gradients are equal on all ranks.
 
     Raises:
-        ReplicaMismatchError: Gradients that are not None differ. Every rank raises this error.
+        ReplicaMismatchError: Ranks have different numbers of pairs, or gradients that differ in
+            shape, dtype or sparsity. Every rank raises this error.
     """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     digest = hash_bytes(repr(local_kinds).encode())
@@ -95,8 +96,8 @@ def sum_pairs(
     has int64. Sums are new tensors. A single rank returns the pairs of the argument.
 
     Args:
-        pairs: (gradient, variable) pairs, with the same variables on every rank. The variable may
-            be None.
+        pairs: (gradient, variable) pairs, with the same variables on every rank. If the variable is
+            None, the gradient must be None on all ranks or on none.
         sending: Optional. The settings of the transfer.
 
     Raises:

@@ -62,7 +62,7 @@ class Sender:
         Args:
             templates: (index of the variable, tensor) pairs, one per gradient. Only shape, dtype
                 and device of the tensor matter.
-            variables: All variables.
+            variables: The variables to which the indices refer.
         """
         # A failed step may have left transfers pending.
         for bucket in self._buckets:

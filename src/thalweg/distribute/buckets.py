@@ -223,8 +223,8 @@ class Compression:
 
         Args:
             bucket: The gradients. A bucket with a dtype other than float32 or float64 is unchanged.
-            variables: All variables. If a variable occurs twice, its second gradient has no error
-                feedback.
+            variables: The variables to which the bucket's indices refer. If a variable occurs
+                twice, its second gradient has no error feedback.
         """
         if self._dtype is None or bucket.dtype not in _COMPRESSED:
             return

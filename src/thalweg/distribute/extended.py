@@ -55,8 +55,8 @@ class ReplicaContext:
             options: Ignored; accepted for compatibility.
 
         Returns:
-            The same nest with the results, equal on each replica. None stays None. Rows of
-            `IndexedSlices` are concatenated.
+            The same nest with the results, equal on each replica. A value that is None on all
+            replicas stays None. Rows of `IndexedSlices` are concatenated.
 
         Raises:
             ReplicaMismatchError: Kinds or dtypes differ between replicas.

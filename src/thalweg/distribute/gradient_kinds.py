@@ -37,7 +37,8 @@ class GradientKind(NamedTuple):
     def of(cls, grad: Any, var: object) -> GradientKind:
         """Return the kind of a gradient on this rank.
 
-        `var` is the gradient's variable, or None. If both are None, `missing` is True.
+        `var` is the gradient's variable, or None. If both are None, only `missing` is True. If only
+        `grad` is None, all flags are False.
         """
         if grad is None:
             return cls(missing=var is None)
@@ -57,7 +58,10 @@ class GradientKind(NamedTuple):
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, name: str) -> None:
-        """Raise ReplicaMismatchError about gradient `name` if sparsity or dtype differ on ranks."""
+        """Raise ReplicaMismatchError about gradient `name` if sparsity or dtype differ on ranks.
+
+        Also raise it if the gradient has no variable and is None on some ranks only.
+        """
         names = [dtype_name(dtype) for dtype, flag in zip(_DTYPES, self.dtypes) if flag]
         differ = ["dense", "sparse"] if self.dense and self.sparse else names
         if self.missing:

@@ -129,7 +129,7 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise this rank's error. Without one, raise ReplicaMismatchError about another rank's."""
+        """Raise this rank's `trouble`, or else ReplicaMismatchError about another rank's error."""
         trouble, text = self._trouble, ""
         if trouble is not None:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank

@@ -27,8 +27,8 @@ def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | 
 
     Args:
         reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-        nest: Tensors, `IndexedSlices`, numbers or None, or a nest of these. None stays None if all
-            ranks have None.
+        nest: Tensors, `IndexedSlices`, numbers or None, or a nest of these. A value that is None on
+            all ranks stays None; if it is None on some ranks only, ReplicaMismatchError is raised.
         axis: A dimension of each value that is reduced, too. None reduces over ranks only.
     """
     op = ReduceOp.of(reduce_op)
@@ -45,7 +45,7 @@ def reduce_leaves(
 
     Args:
         op: Sum or mean.
-        leaves: The values of this rank. None stays None if all ranks have None.
+        leaves: The values of this rank. A value that is None must be None on all ranks.
         axis: A dimension of each value that is reduced, too. A mean then divides by the number of
             elements on all ranks. None reduces over ranks only.
     """
@@ -70,7 +70,7 @@ def reduce_leaves(
 def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
     """Return the sum or mean of each value over the ranks; all ranks must call this function.
 
-    None stays None if all ranks have None. An invalid value is reported to the other ranks.
+    A None must be None on all ranks. An invalid value is reported to the other ranks.
     """
     with report_error(strategy.ranks, PendingCollective.VALUES):
         gradients = [_as_concrete(leaf) for leaf in leaves]

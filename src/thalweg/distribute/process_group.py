@@ -148,8 +148,8 @@ class Ranks:
         """Start to send `tensors[self.rank]` to all ranks; return the transfers.
 
         Args:
-            tensors: `tensors[r]` has the same shape on all ranks. On the other ranks, it is
-                overwritten with the tensor of rank r.
+            tensors: `tensors[r]` has the same shape on all ranks. Every rank but r overwrites it
+                with the tensor of rank r.
         """
         # Gloo's all_gather takes 4 times as long as broadcasts.
         if self._is_gloo or tensors[self.rank].is_cpu:
@@ -261,7 +261,7 @@ class Ranks:
     def _detect_loss(self) -> Generator[None]:
         """Raise ReplicaLostError if torch.distributed raises RuntimeError in the `with` block.
 
-        After any error in a `with` block, all later calls of this method raise ReplicaLostError.
+        After any error in the `with` block, later calls of this method raise ReplicaLostError.
         """
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)
@@ -376,11 +376,11 @@ def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
 
 
 def _rendezvous_options() -> dict[str, Any]:
-    """Return arguments of `init_process_group` with a store for this restart of `torchrun`.
+    """Return arguments of `init_process_group` for `torchrun`: a store, rank and world size.
 
-    The store of `torchrun` itself has addresses of ended ranks
-    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`, or with
-    several machines, whose numbers of restarts may differ.
+    The store has keys of this restart only. Without it, the store of `torchrun` would return
+    addresses of ended ranks (https://github.com/pytorch/pytorch/issues/135712). Return {} without
+    `torchrun`, or with several machines, whose numbers of restarts may differ.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":

@@ -95,9 +95,9 @@ class Reducer:
             scatters: True to reduce-scatter dense gradients: each rank receives parts of sums.
 
         Returns:
-            (pairs, shared_step). `pairs` is a list of (gradient sum, variable). With `scatters`,
-            only `shared_step` has the sums of dense gradients: this rank's parts. A dense gradient
-            in `pairs` is then this rank's own, not a sum.
+            (pairs, step). `pairs` is a list of (gradient sum, variable). With `scatters`, only
+            `step` has the sums of dense gradients: this rank's parts. A dense gradient in `pairs`
+            is then this rank's own, not a sum.
         """
         shards = self._require_shards()
 
@@ -157,7 +157,7 @@ class Reducer:
         Returns:
             (pairs, {index of a pair: sum}). None becomes zeros in the pairs if another rank has a
             gradient. The dict has sums of gradients that were sent during the backward pass. It is
-            empty if a rank has changed a gradient afterwards.
+            empty if `scatters` is not as in the last step, or if a rank has changed a gradient.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -202,9 +202,10 @@ class Reducer:
     def _add_shards(
         self, fingerprint: StepFingerprint, scatters: bool
     ) -> tuple[int, StepFingerprint]:
-        """Return (hash of the shards, fingerprint with lines about settings and shards).
+        """Return (number, fingerprint) that ranks compare: `fingerprint` with settings and shards.
 
-        The hash is 0 if slots are not sharded.
+        The number is a hash of the shards and of `scatters`, which is True if ranks receive parts
+        of sums. Without shards, it is 0.
         """
         cut, shard_lines = 0, list[str]()
         if self.shards is not None:

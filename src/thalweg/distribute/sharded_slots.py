@@ -79,11 +79,13 @@ def sum_for_shards(
         scatters: True to reduce-scatter dense gradients: each rank receives parts of sums.
 
     Returns:
-        (pairs, step), as from `Reducer.share_step`, without pairs whose gradient is None on all
-        ranks.
+        (pairs, step). `pairs` has (gradient sum, variable), without pairs whose gradient is None on
+        all ranks. With `scatters`, `step` has the sums of dense gradients, and `pairs` this rank's
+        own dense gradients.
 
     Raises:
         FailedPreconditionError: In graph mode, or if functions of the user update variables.
+        NotImplementedError: The steps are recorded by diagnostics.
         ReplicaMismatchError: The ranks differ, or another rank failed.
         ReplicaLostError: A rank did not answer.
         TypeError, ValueError: A gradient or a variable of this rank is invalid.

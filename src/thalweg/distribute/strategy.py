@@ -176,8 +176,8 @@ class Strategy:
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-            value: A tensor, number or a nest of these; in graph mode of symbolic tensors. A None
-                stays None. Means of integers are floating-point numbers.
+            value: A tensor, number or a nest of these; in graph mode of symbolic tensors. A value
+                that is None on all ranks stays None. Means of integers are floating-point numbers.
             axis: Optional. A dimension of the value that is reduced, too. A mean then divides by
                 the number of elements on all ranks.
         """

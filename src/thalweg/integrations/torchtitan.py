@@ -64,9 +64,9 @@ class MixedOptimizers(OptimizersContainer):
 
 
 def _groups(module: nn.Module, configs: list[ParamGroupConfig]) -> list[dict[str, Any]]:
-    """Return a group of trainable parameters for each element of `configs`.
+    """Return a parameter group, a dict for `Mixed`, for each element of `configs`.
 
-    A parameter is in the group of the first `config.pattern` that its name matches. Raise
+    A trainable parameter is in the group of the first `config.pattern` found in its name. Raise
     InvalidArgumentError if a group would be empty, or a parameter matches no pattern.
     """
     groups: list[dict[str, Any]] = [

@@ -88,9 +88,9 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
 
 
 def _shared_options(cls: Any, args: Any, excluded_name: str = "") -> dict[str, Any]:
-    """Return `lr`, `betas`, `eps` and `weight_decay` from `args`, the `TrainingArguments`.
+    """Return {option: value} for `lr`, `betas`, `eps` and `weight_decay`, read from `args`.
 
-    Leave out options that the constructor of `cls` lacks, and `excluded_name`.
+    Options that the constructor of `cls` lacks are left out, and the option `excluded_name`.
     """
     options = {
         "lr": args.learning_rate,
@@ -108,10 +108,9 @@ def _class_in_context(name: str, context: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _handlers() -> Any:
-    """Return {optimizer name: function} of transformers' table of optimizers.
+    """Return transformers' own table {optimizer name: function}; a caller may add entries.
 
-    Raises:
-        FailedPreconditionError: This version of transformers has no such table.
+    Raise FailedPreconditionError if this version of transformers has no such table.
     """
     try:
         from transformers.trainer_optimizer import (
@@ -140,8 +139,7 @@ def _added_member(name: str) -> Any:
 def _read_options(text: str | None) -> dict[str, Any]:
     """Return {option: value} from a text such as "ema_decay=0.999,betas=(0.9,0.95)".
 
-    Raises:
-        InvalidArgumentError: An entry has no "=", or brackets do not match.
+    Raise InvalidArgumentError if an entry has no "=", or brackets do not match.
     """
     options: dict[str, Any] = {}
     text = (text or "").replace(" ", "")

@@ -18,10 +18,10 @@ from thalweg.variable import name_of, tensor_of, to_tensor
 
 
 def get_session(op_input_list: Sequence[object] = ()) -> Any:
-    """Return the session of graph mode; initialize `iterations` and hyperparameters in it.
+    """Return the session of graph mode; initialize new variables of Keras optimizers in it.
 
     The result is the first that exists: the running session, the default session, the session
-    passed to `set_session`. If none exists, create a session, and store it for later calls.
+    passed to `set_session`. If none exists, create a session, and return it in later calls, too.
 
     Args:
         op_input_list: Optional. Tensors and variables of a graph; the session must run this graph.

@@ -29,7 +29,7 @@ Regularizer = Callable[[Any], Any]
 
 
 def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regularizer | None:
-    """Return `regularizer(**params)`, a penalty function of weights; None without a regularizer.
+    """Return `regularizer(**params)`, a penalty function of weights; None if `regularizer` is None.
 
     Raises:
         TypeError: The regularizer does not accept the parameters, or does not return a function.
@@ -53,13 +53,13 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
 def with_penalties(
     loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
 ) -> Any:
-    """Return a callable or symbolic loss, like `loss`: in float32, plus the penalties of weights.
+    """Return a new loss: `loss` in float32, plus the penalties of weights.
 
     In mixed precision, the penalties of float16 and bfloat16 weights are left to the optimizer. A
     symbolic loss also includes the collection REGULARIZATION_LOSSES of its graph.
 
     Args:
-        loss: A callable without arguments, or a symbolic tensor.
+        loss: A callable without arguments, or a symbolic tensor. The new loss is of the same kind.
         regularizer: `regularizer(weight)` returns a penalty or None. None adds no penalties.
         weights: The weights to penalize.
         is_mixed: True in mixed precision.
@@ -85,14 +85,13 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """Return a list of all graph variables, and of the torch tensors that require a gradient.
+    """Return the variables as a list, without torch tensors that require no gradient.
+
+    Raise TypeError if an item is not a variable.
 
     Args:
         variables: A module, (name, variable) pairs, or variables. Parameters of a module or of
             pairs get their names for messages and checkpoints; a `Variable` keeps its name.
-
-    Raises:
-        TypeError: An item is not a variable.
     """
     if isinstance(variables, torch.nn.Module):
         selected_variables: list[Any] = named_variables(variables)
@@ -119,7 +118,7 @@ def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
-    """Return the variables whose names do not begin with a match of `frozen`.
+    """Return the variables whose names do not begin with a match of `frozen`; None matches none.
 
     Raises:
         ValueError: No variable is left.
@@ -340,10 +339,9 @@ def _count_workers(use_horovod: bool) -> int:
 
 
 def _compile_pattern(regex: Any) -> re.Pattern[str] | None:
-    """Return the compiled regular expression; None stays None.
+    """Return the compiled regular expression; return None for None.
 
-    Raises:
-        InvalidArgumentError: `regex` is not a regular expression.
+    Raise InvalidArgumentError if `regex` is not a regular expression.
     """
     if regex is None:
         return None

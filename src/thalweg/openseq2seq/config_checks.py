@@ -50,7 +50,7 @@ def of_key(key: str) -> Iterator[None]:
 
 
 def check_optimizer(params: Mapping[str, Any]) -> None:
-    """Raise for an invalid optimizer, or for parameters that the optimizer does not accept.
+    """Raise for an invalid `params["optimizer"]`, or if it rejects `params["optimizer_params"]`.
 
     Raises:
         ValueError: No optimizer has this name, or a value is out of range.
@@ -123,9 +123,8 @@ def _compute_rate(
 ) -> torch.Tensor:
     """Return the learning rate of a policy at a step as a tensor of shape ().
 
-    Raises:
-        InvalidTypeError: The policy raised TypeError, and a parameter is None or a string.
-        InvalidArgumentError: The rate is not a scalar.
+    An error of the policy is raised. If it is a TypeError, and a parameter is None or a string, an
+    InvalidTypeError names the parameter. Raise InvalidArgumentError if the rate is not a scalar.
     """
     try:
         global_step = torch.tensor(step, dtype=torch.int64, device="cpu")
@@ -143,7 +142,7 @@ def _compute_rate(
 
 
 def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
-    """Raise for invalid settings of summaries, clipping, LARC and loss scales.
+    """Raise for invalid summaries, clipping, LARC or loss scales in `params`, a completed config.
 
     Raises:
         ValueError: A name is unknown, or a parameter is missing, unknown or of another type.
@@ -209,7 +208,8 @@ def _explain_mismatch(
 ) -> str:
     """Return a message that names unknown and missing arguments, and all accepted arguments.
 
-    Quote `error` if no argument is unknown or missing.
+    `arguments`, `supplied` and `label` are those of `check_call`. The message quotes `error` if no
+    argument is unknown or missing.
     """
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]

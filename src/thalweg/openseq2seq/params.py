@@ -23,7 +23,6 @@ def check_params(
     An int is not accepted for a float, as in OpenSeq2Seq.
 
     Args:
-        config: The parameters.
         required: {name of a required parameter: type, or list of accepted values}.
         optional: {name of an optional parameter: type, or list of accepted values}.
         hints: Optional. {unknown name: sentence of the message}; by default the message has the

@@ -133,11 +133,7 @@ def policy_params(
 
 
 def _read_signature(policy: object) -> Mapping[str, inspect.Parameter]:
-    """Return {name: parameter} of a policy's signature.
-
-    Raises:
-        InvalidTypeError: The policy is not callable, or has no signature.
-    """
+    """Return {name: parameter} of a policy's signature; raise InvalidTypeError if there is none."""
     if not callable(policy):
         raise InvalidTypeError(
             f"lr_policy must be a function of the global step, not {show_value(policy)}."

@@ -79,12 +79,17 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
-    """Raise if ranks cannot encode their parts of a DTensor's slots; see `check_params`.
+    """Check that ranks can encode their parts of a DTensor's slots.
 
     Args:
+        param: The DTensor.
         label: The name of the parameter in messages.
         storage: {slot: codec}.
         slots_text: The slots as text, for messages.
+
+    Raises:
+        NotImplementedError: No placement of this kind is supported on the device.
+        InvalidArgumentError: The mesh cuts a row within a block.
     """
     codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
     # As in `codec_of`: slots of other DTensors are not encoded, and need no positions.

@@ -17,7 +17,7 @@ def schedule(beta1, decay, t):
 
 
 def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
-    """Return {name: scalar of step t}, on the host, with the new "momentum_cache"."""
+    """Return {name: scalar of step t} for `update`, on the host, with the new "momentum_cache"."""
     mu, mu_next = schedule(beta1, decay, t), schedule(beta1, decay, t + 1)
     product = momentum_cache * mu
     return {

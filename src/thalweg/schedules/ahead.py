@@ -29,7 +29,7 @@ class RatesAhead:
         self._cached_rates: tuple[int, list[Any]] = (0, [])
 
     def at(self, step_count: int) -> Any:
-        """Return the learning rate of a step; raise what `rate_at` raises for this step."""
+        """Return the learning rate of a step; pass on an error of `rate_at` for this step only."""
         first, rates = self._cached_rates
         offset = step_count - first
         if 0 <= offset < len(rates):

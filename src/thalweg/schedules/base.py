@@ -157,7 +157,10 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
-        """Return a new node of `graph`, which evaluates a copy of this schedule in each run."""
+        """Return a new symbolic tensor of `graph`: the learning rate at `step`, computed in a run.
+
+        `step` and the values of `fields`, {field of this schedule: value}, may be symbolic.
+        """
         dtype = as_dtype(self._kind())
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:

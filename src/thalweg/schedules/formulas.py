@@ -53,11 +53,13 @@ def polynomial(
     folded: bool = False,
     has_constant_rate: bool = False,
 ) -> Scalar:
-    """Return (rate - end) * (1 - step / span)^degree + end, with step at most span.
+    """Return (rate - end) * (1 - step / span)^degree + end.
 
-    With a `cycle`, `span` is replaced by its least multiple that is at least `step`. `cycle` is
-    `span` as TensorFlow rounds it for this division. `has_constant_rate` is True if `rate` is a
-    constant of the folded graph.
+    Args:
+        cycle: None replaces a `step` above `span` by `span`. A number replaces `span` by its
+            smallest multiple that is at least `step`. The number is `span`, rounded as TensorFlow
+            rounds it for this search.
+        has_constant_rate: True if `rate` is a constant of the graph; read only if `folded`.
     """
     if cycle is None:
         step = min(step, span)

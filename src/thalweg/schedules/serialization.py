@@ -56,6 +56,9 @@ def deserialize(
             `registered_name`.
         custom_objects: {name or registered name: class}, searched before the library's classes.
 
+    Raises:
+        ValueError: `config` lacks a key, or names an unknown class.
+
     Example:
         >>> deserialize({"class_name": "CosineDecay", "config": {
         ...     "initial_learning_rate": 0.1, "decay_steps": 50}})(25)

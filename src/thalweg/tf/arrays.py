@@ -46,7 +46,8 @@ def constant(
 ) -> Tensor:
     """Return a new tensor from a number, array or nested lists, optionally reshaped to `shape`.
 
-    Raise InvalidTypeError if the value is not numeric, or does not fit the shape.
+    A single value fills `shape`. Raise InvalidTypeError if the value is not numeric, or has another
+    number of elements than the shape.
     """
     if shape is not None and not _graph.executing_eagerly():
         capacity, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
@@ -188,8 +189,8 @@ def one_hot(
 ) -> Tensor:
     """Return one-hot vectors of length `depth` along a new `axis`, by default the last axis.
 
-    The element at the index is `on_value` (1), all further elements are `off_value` (0). An index
-    out of range gives `off_value` only. The default dtype is the dtype of `on_value` or
+    The element at the index is `on_value`, by default 1, and all others are `off_value`, by default
+    0. An index out of range gives `off_value` only. The default dtype is that of `on_value` or
     `off_value`, else float32.
     """
     values = [None if entry is None else tensor_or_value(entry) for entry in (on_value, off_value)]
@@ -415,7 +416,10 @@ def _pick_rows(operand: Tensor, positions: Tensor, axis: int) -> Tensor:
 
 
 def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: int) -> Tensor:
-    """Return `_pick_rows` of each batch; `batch_dims` is the number of leading dimensions."""
+    """Return slices along `axis` of each batch, at the `positions` of this batch.
+
+    The first `batch_dims` dimensions of both tensors number the batches.
+    """
     if axis < batch_dims:
         raise InvalidArgumentError(f"axis must be at least batch_dims={batch_dims}, not {axis}.")
     lead, row_count = operand.shape[:batch_dims], operand.shape[axis]
@@ -433,9 +437,9 @@ def _pick_in_batches(operand: Tensor, positions: Tensor, axis: int, batch_dims: 
 
 
 def _check_range(rows: Tensor, row_count: int) -> bool:
-    """Check row numbers on the CPU; return False, without a check, on another device.
+    """Return True after a check of row numbers on the CPU; return False on another device.
 
-    Raise InvalidArgumentError if a row number is not in [0, row_count).
+    Raise InvalidArgumentError if a checked row number is not in [0, row_count).
     """
     # On a GPU the check would wait for the device.
     if rows.device.type != "cpu":

@@ -48,10 +48,11 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
 
 
 def _asserting(label: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that turns a function into an assertion.
+    """Return a decorator that turns a function into an assertion, by default named `label`.
 
-    The function returns (check, tensors, beginning of the message), see `must_hold`. The assertion
-    has four further arguments: `data`, `summarize`, `message` and `name`.
+    The function returns (check, tensors, beginning of the error's message); `check(*tensors)`
+    returns bools that must be True. The assertion has four further arguments: `data`, `summarize`,
+    `message` and `name`.
     """
 
     def hold(
@@ -124,11 +125,11 @@ def _check_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Raise InvalidArgumentError if the number of dimensions of a tensor is not valid.
+    """Raise InvalidArgumentError unless a tensor has an accepted number of dimensions.
 
-    If the number is unknown, the returned operation checks each run. `condition` is (default of
-    `name`, tensor, `accepts`, text about valid numbers). `accepts(number)` returns True for a valid
-    number. `summarize` is ignored.
+    Return None in eager mode, and in graph mode an operation. Its runs check the number if it is
+    unknown now. `condition` is (default of `name`, tensor, `accepts`, text about valid numbers);
+    `accepts(number)` returns True for a valid number. `summarize` is ignored.
     """
     label, x, accepts, rank_text = condition
     source, name = tensor(x), name or label

@@ -170,10 +170,10 @@ def _add_split(
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return the list `function(operand, split_sizes)`, or outputs of an operation that calls it.
+    """Return `function(operand, split_sizes)` as a list; in a graph, a list of symbolic tensors.
 
-    `shapes` are the static shapes of the outputs. In a graph, raise InvalidArgumentError if
-    `shapes` is empty, because the number of outputs is unknown.
+    `shapes` are the static shapes of the symbolic tensors. If `shapes` is empty, their number is
+    unknown: raise InvalidArgumentError.
     """
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:

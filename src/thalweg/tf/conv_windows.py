@@ -47,9 +47,9 @@ class Windows:
         """Return the windows for the arguments of TensorFlow's functions.
 
         Args:
-            strides: A number, or a list with a number per spatial dimension or per dimension.
+            strides: A number, or a list of numbers for the spatial dimensions or all dimensions.
             padding: "SAME" or "VALID" in upper or lower case, or a list with a pair (before, after)
-                per dimension of the tensor.
+                for each dimension of the tensor.
             dilations: As `strides`; None is 1.
             data_format: Such as "NHWC", "NCHW", "channels_last"; None is channels last.
             count: The number of spatial dimensions.
@@ -62,7 +62,7 @@ class Windows:
     def margins(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
         """Return the padding (before, after) of each spatial dimension.
 
-        `sizes` and `kernel` are the sizes of the data and of the filters.
+        `sizes` and `kernel` are the spatial sizes of the data and of the filters.
         """
         if not isinstance(self.padding, str):
             return list(self.padding)
@@ -93,7 +93,7 @@ def is_first(data_format: str | None) -> bool:
 def spatial(value: Any, count: int, channels_first: bool, argument: str) -> tuple[int, ...]:
     """Return a tuple with a number for each of `count` spatial dimensions.
 
-    `value` is a number, or a list with a number per spatial dimension or per dimension. Raise
+    `value` is a number, or a list of numbers for the spatial dimensions or all dimensions. Raise
     InvalidArgumentError if the length is wrong, or a number for batch or channels is not 1.
     """
     entries = list(value) if isinstance(value, Sequence | torch.Size) else [value]
@@ -128,9 +128,10 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
 
 
 def _in_torch_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a function of data (batch, channels, *sizes) to accept the layout of `windows`.
+    """Wrap a function of data (batch, channels, *sizes) to accept data with channels last, too.
 
-    `function(operand, kernel, windows, ...)` returns data; `windows` is a `Windows`.
+    `function(operand, kernel, windows, ...)` returns such data. The wrapper takes and returns data
+    in the layout of its argument `windows`.
     """
 
     @functools.wraps(function)
@@ -146,7 +147,10 @@ def _in_torch_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def convolve(
     operand: Tensor, filters: Tensor, windows: Windows, groups: int | None = None
 ) -> Tensor:
-    """Return the convolution of data by filters; `groups` is by default derived from shapes."""
+    """Return the convolution of data by filters (*kernel sizes, channels / groups, outputs).
+
+    `groups`, the number of groups of channels, is by default derived from these shapes.
+    """
     kernel = tuple(filters.shape[:-2])
     groups = _group_count(operand, filters) if groups is None else groups
     operand, padding = _pad_windows(operand, windows.margins(operand.shape[2:], kernel), 0.0)

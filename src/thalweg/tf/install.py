@@ -111,7 +111,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, **state)
 
     def _find_shown(self, fullname: str) -> object:
-        """Return the object for a module name; raise AttributeError if there is no such module."""
+        """Return the module under TensorFlow's name `fullname`; raise AttributeError if missing."""
         path = fullname.split(".")[1:]
         if path[:1] in (["python"], ["core"]):
             return private_modules.module(fullname)
@@ -131,7 +131,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
 
 
 def _importer_of() -> tuple[str, bool]:
-    """Return (name of the importing module, True if `importlib.util.find_spec` was called)."""
+    """Return (name of the importing module, True if it only called `importlib.util.find_spec`)."""
     frame, is_query = sys._getframe(2), False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -194,7 +194,10 @@ def l2_loss(t: object, name: str | None = None) -> Tensor:
 def l2_normalize(
     x: object, axis: object = None, epsilon: float = 1e-12, name: str | None = None
 ) -> Tensor:
-    """Return `x` divided by its Euclidean norm along `axis`, by default over all elements."""
+    """Return `x` divided by its Euclidean norm along `axis`, by default over all elements.
+
+    The divisor is at least the square root of `epsilon`.
+    """
     axes = None if axis is None else sizes(axis)
 
     def scale(operand: Tensor) -> Tensor:
@@ -207,7 +210,7 @@ def l2_normalize(
 def bias_add(
     value: object, bias: object, data_format: str | None = None, name: str | None = None
 ) -> Tensor:
-    """Add a bias along the last dimension of `value`, or along the second for a format "NC...".
+    """Add a bias along the last dimension of `value`, or for "NCHW" and the like along the second.
 
     Raise InvalidArgumentError if the bias is not a vector of the size of this dimension.
     """

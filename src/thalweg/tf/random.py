@@ -88,7 +88,7 @@ def categorical(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return random class numbers of shape (batch, num_samples), drawn by probabilities per row.
+    """Return random class numbers of shape (batch, num_samples), drawn for each row of `logits`.
 
     Args:
         logits: Unscaled logarithms of probabilities, of shape (batch, classes).

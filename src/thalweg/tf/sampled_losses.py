@@ -122,7 +122,7 @@ def uniform_candidate_sampler(
 def _sample_classes(
     sampler: _Sampler, true_classes: object, count: int, unique: bool, seed: int | None
 ) -> Candidates:
-    """Return `count` sampled classes, with expected counts of the sampled and the true classes."""
+    """Return the `Candidates` with `count` sampled classes, all different if `unique` is True."""
     draw, range_max = sampler.draw, sampler.range_max
     if unique and count > range_max:
         raise InvalidArgumentError(f"{count} unique classes cannot be sampled from {range_max}.")
@@ -153,7 +153,7 @@ def _sample_classes(
 def _draw_unique(
     draw: Draw, count: int, generator: torch.Generator | None
 ) -> tuple[torch.Tensor, int]:
-    """Draw until there are `count` different classes; return (classes, number of draws)."""
+    """Call `draw(n, generator)` until `count` classes differ; return (classes, number of draws)."""
     draws = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
     # The number of draws enters the expected counts, so surplus draws are not counted.

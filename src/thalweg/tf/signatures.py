@@ -76,10 +76,13 @@ def _rename_arguments(
     newer_parameters: Mapping[str, inspect.Parameter],
     label: str,
 ) -> None:
-    """Rename arguments in `values`, {name: argument}; drop a None if the argument has a default.
+    """Rename arguments in the dict `values` in place; remove a None if the parameter has a default.
 
-    Raises:
-        ValueError: An argument of the function `label` has a value under both names.
+    Args:
+        values: {TensorFlow 1's name: argument}.
+        newer_by_older: {TensorFlow 1's name: TensorFlow 2's name}.
+        newer_parameters: {TensorFlow 2's name: parameter}.
+        label: Name of the function, for the ValueError if an argument has a value under both names.
     """
     for older_name, name in newer_by_older.items():
         older_value = values.pop(older_name)

@@ -84,7 +84,7 @@ def strided_slice(
     """Return `input_[begin:end:strides]` for the first dimensions.
 
     Args:
-        begin, end, strides: One number per dimension; strides are 1 by default.
+        begin, end, strides: A number for each of these dimensions; strides are 1 by default.
         begin_mask, end_mask: Bit i ignores `begin[i]` or `end[i]`.
         shrink_axis_mask: Bit i selects the element `begin[i]` and drops dimension i.
 
@@ -189,8 +189,8 @@ def boolean_mask(
 ) -> Tensor:
     """Return the slices of a tensor where `mask` is true, stacked along one dimension.
 
-    The first dimension of `mask` is dimension `axis` of the tensor, by default 0. The sizes of
-    `mask` are the sizes of the tensor from there on.
+    The dimensions of `mask` are those of the tensor from `axis` on, by default from 0 on. Raise
+    InvalidArgumentError if their sizes differ.
     """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
@@ -217,11 +217,11 @@ def boolean_mask(
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return elements or slices of `params`; the last dimension of `indices` has index tuples.
+    """Return elements of `params` at index tuples, which are the last dimension of `indices`.
 
-    `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
-    InvalidArgumentError for another `batch_dims`, or if the shapes do not fit together. On the CPU,
-    also raise InvalidArgumentError if an index is out of range.
+    An index tuple shorter than the rank of `params` selects a slice. `batch_dims` is 0, or 1 to
+    index row i of `params` by row i of `indices`. Raise InvalidArgumentError for another
+    `batch_dims`, for shapes that do not fit together, and on the CPU for an index out of range.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
@@ -267,7 +267,10 @@ def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def scatter_nd(indices: object, updates: object, shape: object, name: str | None = None) -> Tensor:
-    """Return zeros of shape `shape` with updates added at `indices`; see `gather_nd`."""
+    """Return zeros of shape `shape`, with `updates` added at the index tuples of `indices`.
+
+    See `gather_nd` for index tuples. Updates at equal index tuples are summed.
+    """
     positions, values, output_sizes = tensor(indices), tensor(updates), sizes_of(shape)
 
     def put(positions: object, values: Tensor, shape: Tensor) -> Tensor:
@@ -281,7 +284,7 @@ def scatter_nd(indices: object, updates: object, shape: object, name: str | None
 def sequence_mask(
     lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
 ) -> Tensor:
-    """Return a row for each length n: n ones, then zeros. A row has `maxlen` elements.
+    """Return for each length n a row of `maxlen` elements: n times True (1), then False (0).
 
     `maxlen` is by default the largest length.
     """

@@ -85,11 +85,10 @@ def compare(
     Args:
         rule: The rule's name in the rows.
         entry: The rule, with names in other libraries.
-        shapes: The shapes of the variables.
-        peer_names: Names of `peers.PEERS`.
+        peer_names: The peers to time, named as in `peers.PEERS`.
         rounds: The number of interleaved rounds.
         options: Additional constructor arguments of thalweg's optimizer.
-        progress: See `timing.measure`.
+        progress: `progress(quiet_rounds, rounds, timings)` is called before each round.
         doing: `doing(text)` is called before each timed block with a description of the block.
     """
     doing("making the variables")
@@ -124,8 +123,8 @@ def _make_row(
 ) -> BenchmarkRow:
     """Run a contender's step to measure its memory; return the contender's row.
 
-    Ratios are times divided by the times of contender `anchor`. `owner` is the optimizer whose
-    state is counted, or a function, whose state is unknown.
+    Ratios are to the times of the contender called `anchor`. `owner` is the contender's optimizer,
+    whose state is counted, or a function, whose state is unknown.
     """
     name = contender.name
     base_streams = roofline.count_streams(entry.slots)

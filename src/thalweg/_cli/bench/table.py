@@ -82,10 +82,11 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: lis
 
 
 def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
-    """Return a dict with the worst "verdict" of the rows: "quiet", "busy" or "unsteady".
+    """Return a dict that says whether measured times can be trusted.
 
-    Entries "cores_of_others" and "spread" are the largest of the rows. "trusted" is True if the
-    verdict is "quiet". "message" is then "", else a warning.
+    "verdict" is the worst of the rows: "quiet", "busy" or "unsteady". "cores_of_others", the load
+    by other processes, and "spread", the variation of time ratios, are the largest of the rows.
+    "trusted" is True if the verdict is "quiet". "message" is then "", else a warning.
     """
     cores_of_others = max((row.disturbance for row in rows), default=0.0)
     verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]

@@ -274,8 +274,6 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
     """Print a rule: formula, slots, passes over memory, defaults, and effect of sparse gradients.
 
     Args:
-        console: The console to print on.
-        rule: The rule.
         torchs: Optional. Torch's rule of equal name; its formula is printed, too.
         cls: Optional. The class of `thalweg.optim` that runs the rule.
     """

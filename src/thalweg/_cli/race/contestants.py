@@ -44,7 +44,7 @@ def line_up(
             Options may follow in parentheses.
         rates: {name in any case: learning rate}.
         problem: The name of the problem; default learning rates depend on it.
-        rate: The learning rate of optimizers without a rate in `rates` and in their options.
+        rate: The learning rate of optimizers that have none in `rates` or in their options.
 
     Raises:
         RaceError: A name or a rate is invalid, or an optimizer rejects its options.
@@ -72,7 +72,10 @@ def _set_rates(
     entries: Sequence[RaceEntry], contestants: Sequence[Contestant], rates: Mapping[str, float],
     rate: float | None,
 ) -> list[Contestant]:  # fmt: skip
-    """Return contestants with `rates` or `rate` set; raise RaceError for an invalid rate."""
+    """Return contestants with learning rates; raise RaceError for an invalid rate or option.
+
+    The first of these counts: the rate in `rates`, the rate in the entry, `rate`, the default.
+    """
     by_key = {name.lower(): value for name, value in rates.items()}
     exact = {contestant.name.lower() for contestant in contestants}
     used: set[str] = set()

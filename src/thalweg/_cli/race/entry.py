@@ -86,10 +86,10 @@ def parse_entry(text: str) -> RaceEntry:
 
 
 def load(text: str) -> Any:
-    """Import and return the object `file.py:NAME` or `PACKAGE:NAME`; for `file.py`, the only rule.
+    """Import and return the object `file.py:NAME` or `PACKAGE:NAME`, or the only rule of `file.py`.
 
     Raises:
-        RaceError: The file, the module or the name does not exist.
+        RaceError: The file, the module or the name does not exist, or the file has several rules.
         EntryError: The import fails.
     """
     if not names_file(text):

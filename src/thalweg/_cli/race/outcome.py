@@ -42,7 +42,7 @@ class RaceOutcome:
 
 @dataclass(frozen=True)
 class Fraction:
-    """Part of the total progress that a race covers.
+    """Share of one race in the progress of all races.
 
     Attributes:
         label: The race's seed in words; empty for a single race.
@@ -77,10 +77,11 @@ def race_seeds(
         epochs, threads, strategy: As for `run`.
         measures: True to record diagnostics of the first race.
         progress: `progress(fraction, race)` is called after each block of steps of a contestant.
-            `fraction` is the part of the total progress that the race covers.
+            `fraction` is the share of this race in the progress of all races.
 
     Returns:
-        The finished races. After Ctrl-C in the first race, the outcome has its steps so far.
+        The finished races. After Ctrl-C in the first race, the outcome has its steps so far; after
+        Ctrl-C in a later race, it lacks this race.
 
     Raises:
         EntryError: An optimizer fails; the message names the optimizer.

@@ -61,7 +61,6 @@ def lay_out_table(
     Args:
         rows: {heading: cell} of each row. All have the same headings.
         optional: The headings of columns that a narrow table omits, in this order.
-        width: The width of the terminal.
         winners: Optional. True for each row to print in green.
     """
     from rich import box
@@ -124,7 +123,7 @@ def write_footnotes(races: Sequence[Race]) -> list[str]:
 
 
 def _compare_baseline(races: Sequence[Race]) -> list[str]:
-    """Return [note on step times relative to the baseline], or [] without the baseline."""
+    """Return [note on step times relative to `BASELINE`]; [] if `BASELINE` is not in the races."""
     standings = {ranked.name: ranked for ranked in rank_contestants(races)}
     baseline = standings.pop(BASELINE, None)
     if baseline is None or not standings or not baseline.step_time > 0:
@@ -261,7 +260,7 @@ def _describe_means(ranked: Standing) -> dict[str, Any]:
 
 
 def _describe_contestant(lane: Lane) -> dict[str, Any]:
-    """Return name, source, learning rate and arguments (some as `repr`) as JSON values."""
+    """Return a contestant as JSON values; arguments of types that JSON lacks become texts."""
     return {
         "optimizer": lane.name,
         "source": lane.contestant.source,

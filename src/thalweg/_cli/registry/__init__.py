@@ -121,7 +121,7 @@ def by_class() -> dict[str, RegistryEntry]:
 
 @cache
 def by_rule() -> dict[str, RegistryEntry]:
-    """Return {name of a rule: entry}; an entry has the Keras class of the rule, if there is one."""
+    """Return {name of a rule: entry with its Keras class, or with another class that runs it}."""
     classes = by_class()
     variants = [
         RegistryEntry(name, classes[name].cls, {**classes[name].options, **options})

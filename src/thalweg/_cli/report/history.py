@@ -47,7 +47,7 @@ class History:
         return self._latest_step
 
     def add(self, record: Record) -> None:
-        """Add a record. First delete earlier records of the record's step and of later steps."""
+        """Add a record, which replaces earlier records of its step and of later steps."""
         step, header = record.step, record.header
         if self._latest_step is not None and step < self._latest_step:
             self._go_back(step)
@@ -78,7 +78,10 @@ class History:
         self.resumed.append(step)
 
     def _reorder(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
-        """Return `row` in the order of `self.names`, after adding new `names` to `self.names`."""
+        """Return `row`, of the layers `names`, in the order of `self.names`; first add new names.
+
+        Layers that are not in `names` get `UNMEASURED`.
+        """
         if names not in self._columns_by_names:
             index_by_name = {name: index for index, name in enumerate(self.names)}
             self.names += [name for name in dict.fromkeys(names) if name not in index_by_name]
@@ -97,7 +100,6 @@ def read_history(
     """Read all records of a diagnostics file into a `History`.
 
     Args:
-        path: The file.
         progress: `progress(fraction)` is called from time to time with the fraction read so far.
 
     Raises:

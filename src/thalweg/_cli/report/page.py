@@ -60,7 +60,6 @@ def draw(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> st
 
     Args:
         trainings: The trainings, shown over a common axis of steps.
-        title: The title of the page.
         facts: A text about all trainings.
     """
     files = resources.files("thalweg._cli.report")

@@ -69,10 +69,11 @@ def reached(path: Path) -> Reached:
 
 
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
-    """Return (missing prefix of a name, advice); prefixes with less than `depth` parts exist.
+    """Find advice about a missing name; return (missing prefix of the name, advice).
 
-    Return the longest prefix with advice. Without such a prefix, return a prefix of `depth` parts,
-    with advice from a shorter prefix or with the message of `error`.
+    The prefix of `depth` parts is the shortest that is missing. Return the longest missing prefix
+    for which advice exists. If there is none, return the shortest missing prefix with advice about
+    an existing prefix, or with the message of `error`.
     """
     short_path = path[2:] if path[:2] == V1 else path
     # Advice is listed for names without the prefix `compat.v1`.
@@ -188,10 +189,11 @@ def title(path: Path) -> str:
 
 
 def differs(path: Path) -> tuple[Path, str]:
-    """Find the documented difference from TensorFlow of an existing name or a prefix of the name.
+    """Find the documented difference from TensorFlow of an existing name.
 
     Returns:
-        (name or prefix, text about the difference). The text is "" without a difference.
+        (name or prefix to which the difference belongs, text about the difference). Without a
+        difference, (name, "").
     """
     short_path = path[2:] if path[:2] == V1 else path
     for length in range(len(short_path), 0, -1):
@@ -211,7 +213,7 @@ def differs(path: Path) -> tuple[Path, str]:
 
 @functools.cache
 def _by_object() -> tuple[tuple[str, object], ...]:
-    """Return (text about a difference from TensorFlow, function) pairs of all such functions."""
+    """Return (text about a difference from TensorFlow, function) pairs from `CHANGED`."""
     pairs: list[tuple[str, Any]] = []
     for name, words in CHANGED.items():
         value = reached(tuple(name.split("."))).value

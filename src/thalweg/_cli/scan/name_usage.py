@@ -25,7 +25,7 @@ class CallArguments(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A name in a script.
+    """Use of a TensorFlow name in a script.
 
     Attributes:
         path: The full dotted name.
@@ -287,10 +287,10 @@ class _UsageFinder(ast.NodeVisitor):
     def _ends(
         self, branches: list[list[Any]], exceptions: set[str]
     ) -> list[dict[str, Path | None]]:
-        """Visit each branch with the present bindings; return the bindings after each branch.
+        """Visit branches, each with the present bindings; return one dict of bindings per branch.
 
-        Bindings are {name: path}. The path is None if the name is not TensorFlow's. `exceptions`
-        are the exceptions that the script catches in the first branch.
+        A dict has the bindings {name: path} after the branch. The path is None if the name is not
+        TensorFlow's. `exceptions` are the exceptions that the script catches in the first branch.
         """
         initial, ends = self._scope.names, list[dict[str, Path | None]]()
         for branch in branches:

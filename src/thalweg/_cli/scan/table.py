@@ -17,7 +17,7 @@ from thalweg.v1.missing import INSTEAD as OF_VERSION_1
 
 
 class NameCoverage(NamedTuple):
-    """Table of the facade's names.
+    """Coverage of TensorFlow's names by `thalweg.tf`.
 
     Attributes:
         there: {module: available names}.

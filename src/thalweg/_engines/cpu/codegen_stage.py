@@ -53,7 +53,8 @@ class StageWriter(FormulaWriter):
 
         Args:
             stores: {"row" or "column": pairs of a result and the template of its store statement}.
-                The index in a template is `LINE`.
+                In a template `{0}` stands for the result, and `LINE` for the index of the row or
+                column.
         """
         lines = [f"{self._prefix}_scratch = {self._scratch}"] if self._scratch else list[str]()
         # A mean needs a complete loop before the loops that read it.

@@ -441,7 +441,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    If the step has PAIRS, the threads check no gradients: the caller must check them.
+    If the block's word PAIRS is not 0, gradients are in a list of Python pairs; the threads check
+    no gradients, and the caller must check them.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.

@@ -68,8 +68,7 @@ class Index:
 def read_index(directory: Folder) -> Index:
     """Return the index of a bundle; data files are not read.
 
-    Raises:
-        CorruptFileError: The index is damaged, inconsistent or not supported.
+    Raise CorruptFileError if the index is damaged, inconsistent or not supported.
     """
     with closing(directory.open_file(".index")) as file:
         if file.size > LIMIT:
@@ -115,7 +114,7 @@ def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
 def _describe_entries(
     key_values: Iterator[tuple[bytes, bytes]], bundle_header: BundleHeader
 ) -> dict[str, IndexedTensor]:
-    """Return {name: tensor} of an index; raise CorruptFileError if tensors overlap."""
+    """Return {name: tensor} of an index; raise CorruptFileError for bad entries or overlaps."""
     entries_by_name: dict[str, BundleEntry] = {}
     slice_entries: dict[bytes, BundleEntry] = {}
     for key, serialized in key_values:
@@ -147,7 +146,7 @@ def _describe_entries(
 def _find_slices(
     name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
-    """Yield the slices of a tensor, and remove their entries from `slice_entries`."""
+    """Yield (origin, entry) of each slice of a tensor; remove the entries from `slice_entries`."""
     if not entry.slices:
         yield (0,) * len(entry.shape), entry
     for extents in entry.slices:

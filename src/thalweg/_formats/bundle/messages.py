@@ -75,11 +75,7 @@ class BundleEntry:
 
 
 def parse_header(serialized: bytes) -> BundleHeader:
-    """Return the header of a bundle from a serialized BundleHeaderProto.
-
-    Raises:
-        CorruptFileError: The bytes are not a BundleHeaderProto.
-    """
+    """Return the header in a BundleHeaderProto; raise CorruptFileError for other bytes."""
     message = ProtoMessage(serialized, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = message.data(3)
     version_message = ProtoMessage(versions, {1: VARINT, 2: VARINT})
@@ -92,11 +88,7 @@ def parse_header(serialized: bytes) -> BundleHeader:
 
 
 def parse_entry(serialized: bytes) -> BundleEntry:
-    """Return the entry of a tensor from a serialized BundleEntryProto.
-
-    Raises:
-        CorruptFileError: The bytes are not a BundleEntryProto.
-    """
+    """Return the entry in a BundleEntryProto; raise CorruptFileError for other bytes."""
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
     message = ProtoMessage(serialized, kinds)
     slices = tuple(slice_of(element) for element in message.every(7))
@@ -107,8 +99,7 @@ def parse_entry(serialized: bytes) -> BundleEntry:
 def parse_shape(serialized: bytes) -> tuple[int, ...]:
     """Return the shape in a serialized TensorShape.
 
-    Raises:
-        CorruptFileError: The shape is unknown, has a negative length, or too many axes.
+    Raise CorruptFileError if the shape is unknown, or has a negative length or too many axes.
     """
     message = ProtoMessage(serialized, {2: BYTES, 3: VARINT})
     if message.number(3):
@@ -133,9 +124,7 @@ def slice_of(serialized: bytes) -> Slice:
     """Return (start, length) of each dimension of a serialized TensorSlice; () for a scalar.
 
     The length of a full dimension is None. The numbers are not validated, and may be negative.
-
-    Raises:
-        CorruptFileError: The bytes are not a TensorSliceProto.
+    Raise CorruptFileError if the bytes are not a TensorSliceProto.
     """
     extents: list[tuple[int, int | None]] = []
     for element in ProtoMessage(serialized, {1: BYTES}).every(1):

@@ -83,8 +83,7 @@ class ObjectGraph:
 def decode_graph(serialized: bytes) -> ObjectGraph:
     """Return the graph in a serialized message.
 
-    Raises:
-        CorruptFileError: The bytes are not an object graph, or refer to missing nodes.
+    Raise CorruptFileError if the bytes are not an object graph, or refer to missing nodes.
     """
     messages = ProtoMessage(serialized, {1: BYTES}).every(1)
     if not messages:
@@ -160,7 +159,10 @@ def _decode_rows(message: ProtoMessage, field: int) -> Iterator[list[Any]]:
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
-    """Return an object as a serialized message that contains the flag `has_values`."""
+    """Return an object as a serialized message.
+
+    `has_values` is a flag in the message: True if the object or a descendant has a value.
+    """
     children = ((child, name) for name, child in node.children.items())
     encoded = b""
     for number, rows in enumerate((children, node.attributes, node.slots), 1):
@@ -181,7 +183,10 @@ def _neighbors_of(node: Node) -> Iterator[int]:
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """Return the numbers of all nodes that have a value, and of their ancestors."""
+    """Return the numbers of all nodes that have a value, and of their ancestors.
+
+    Slots, and optimizers with slots, count as nodes with a value.
+    """
     parents: dict[int, list[int]] = {}
     valued: set[int] = set()
     for position, node in enumerate(graph.nodes):

@@ -22,13 +22,7 @@ _WORD = 1 << 64
 def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int, int]:
     """Return (number at `offset`, offset after the number).
 
-    Args:
-        encoded: The bytes.
-        offset: The offset of the number.
-        end: The offset that reading must not pass.
-
-    Raises:
-        CorruptFileError: The number goes beyond `end`, or has more than 64 bits.
+    Raise CorruptFileError if the number goes beyond the offset `end`, or has more than 64 bits.
     """
     integer = shift = 0
     while offset < end:
@@ -69,10 +63,8 @@ def encode_varint(integer: int) -> bytes:
 def iterate_fields(serialized: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """Yield (field number, kind, content) of each field of a message, in order.
 
-    The content is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES.
-
-    Raises:
-        CorruptFileError: While iterating, if a field is cut off, or its number or kind is unknown.
+    The content is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES. While iterating,
+    raise CorruptFileError if a field is cut off, or its number or kind is unknown.
     """
     offset, end = 0, len(serialized)
     while offset < end:

@@ -49,8 +49,7 @@ def _encode_signed(integer: int) -> bytes:
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
     """Return (origin, lengths) of the slice `extents` of a tensor with this shape.
 
-    Raises:
-        CorruptFileError: The slice is not inside the shape.
+    Raise CorruptFileError if the slice is not inside the shape.
     """
     if len(extents) != len(shape):
         raise CorruptFileError(f"a slice has {len(extents)} axes, the tensor {len(shape)}")
@@ -69,10 +68,9 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Raise unless slices of `shapes` together have as many elements as a tensor of `shape`.
+    """Raise CorruptFileError unless slices of `shapes` together have the elements of `shape`.
 
-    Raises:
-        CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.
+    Only the counts are compared. Also raise it if `shape` has more axes than NumPy supports.
     """
     if len(shape) > _AXES:
         raise CorruptFileError(
@@ -88,10 +86,9 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Raise if two of the slices `boxes` overlap; allocate one byte per element of `shape`.
+    """Raise CorruptFileError if two of the slices `boxes` overlap.
 
-    Raises:
-        CorruptFileError: Two slices overlap.
+    Temporarily allocate one byte per element of `shape`.
     """
     import numpy as np
 

@@ -110,8 +110,7 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
 def _parse_state(text: str) -> CheckpointState:
     """Parse the text of a state file; the paths are not changed. Missing fields are empty.
 
-    Raises:
-        CorruptFileError: The text or a field is invalid, or a field that is no list is repeated.
+    Raise CorruptFileError if the text or a field is invalid, or a single field is repeated.
     """
     fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for name, values in parse_fields(text):
@@ -188,8 +187,7 @@ _DIGITS = 400
 def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
     """Yield (name, values) of each field; a list in the text has several values.
 
-    Raises:
-        CorruptFileError: The text has a syntax error.
+    Raise CorruptFileError if the text has a syntax error.
     """
     tokens = _tokenize(text)
     kind, name = next(tokens)

@@ -43,12 +43,8 @@ def is_table(read: Read, size: int) -> bool:
 def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield (key, content) of a table in order; each block is verified before it is used.
 
-    Args:
-        read: `read(offset, size)` returns bytes of the file.
-        size: The size of the file in bytes.
-
-    Raises:
-        CorruptFileError: The table is damaged or compressed.
+    `read(offset, size)` returns bytes of the file, and `size` is the number of its bytes. Raise
+    CorruptFileError if the table is damaged or compressed.
     """
     if not is_table(read, size):
         raise CorruptFileError(
@@ -166,8 +162,7 @@ def _restart_points(block: bytes) -> tuple[int, list[int]]:
 def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a table, byte for byte as TensorFlow writes it.
 
-    Args:
-        key_values: (key, content) pairs in ascending order of keys.
+    `key_values` has (key, content) pairs in ascending order of keys.
     """
     file, listing, block, last_key = bytearray(), _Block(1), _Block(_RESTART_INTERVAL), b""
     # Last key and handle of a written block that is not listed yet.

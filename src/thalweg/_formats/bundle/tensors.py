@@ -30,14 +30,10 @@ _MAX_SHORT = 1 << 32
 
 
 def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
-    """Return (strings of a tensor, their checksum). The caller compares this checksum.
+    """Return (strings, checksum) of a tensor with the bytes `content` and `count` strings.
 
-    Args:
-        content: All bytes of the tensor.
-        count: The number of strings.
-
-    Raises:
-        CorruptFileError: The lengths are damaged, or the number of bytes is wrong.
+    The caller compares the checksum with the tensor's entry in the index. Raise CorruptFileError if
+    the lengths are damaged, or the number of bytes is wrong.
     """
     lengths: list[int] = []
     offset, end = 0, len(content)

@@ -49,15 +49,10 @@ _WORD = 1 << 64
 
 
 def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
-    """Return the bytes of the tensor in a TensorProto.
+    """Return the bytes of a tensor of `count` elements in a serialized TensorProto.
 
-    Args:
-        serialized: The serialized TensorProto.
-        dtype: The number of the dtype.
-        count: The number of elements.
-
-    Raises:
-        CorruptFileError: The number of elements is wrong, or an element does not fit the dtype.
+    `dtype` is the number of the dtype. Raise CorruptFileError if the number of elements is wrong,
+    or an element does not fit the dtype.
     """
     import numpy as np
 
@@ -222,8 +217,7 @@ def _open_file(directory: Folder, suffix: str) -> Generator[File]:
 def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
     """Return ({name: tensor} of a checkpoint, total size of its files in bytes).
 
-    Raises:
-        CorruptFileError: A file lacks the list of its tensors, or a tensor has impossible slices.
+    Raise CorruptFileError if a file lacks the list of its tensors, or slices are impossible.
     """
     tensors: dict[str, _Tensor] = {}
     total = 0

@@ -35,8 +35,7 @@ _FILTER_NAMES = {
 def filter_pipeline(payload: FilePart) -> list[int]:
     """Return the ids of the filters in a message; the first was applied first.
 
-    Raises:
-        UnsupportedCheckpointError: A filter is not supported.
+    Raise UnsupportedCheckpointError if a filter is not supported.
     """
     source = payload.source
     version = payload.take_version((1, 2), "filters")

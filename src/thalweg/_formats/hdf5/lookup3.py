@@ -34,10 +34,9 @@ def lookup3(content: bytes | memoryview) -> int:
 
 
 def check_sum(piece: FilePart, label: str) -> None:
-    """Read the next four bytes of `piece`, and compare them with the checksum of its earlier bytes.
+    """Verify the checksum in the next four bytes of `piece`; raise DataLossError if it is wrong.
 
-    Raises:
-        DataLossError: The checksum differs.
+    The checksum is that of all earlier bytes of `piece`.
     """
     size = len(piece.data) - piece.left
     calculated, stored = lookup3(piece.data[:size]), piece.take_number(4)

@@ -149,11 +149,7 @@ def _member_name(source: SourceFile, offset: int, name: bytes) -> str:
 
 
 def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
-    """Return a member as a `SourceFile`, after verifying its checksum.
-
-    Raises:
-        DataLossError: The bytes are damaged.
-    """
+    """Verify a member and return it as a `SourceFile`; raise DataLossError if it is damaged."""
     head = source.read_part(member.begin, 30, f"the member {member.name!r}")
     head.expect_signature(MAGIC, f"the member {member.name!r}")
     head.take(22)

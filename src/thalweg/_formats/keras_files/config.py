@@ -17,8 +17,7 @@ OptimizerDescription = tuple[str | None, dict[str, Any] | None]
 def load_json(source: str, text: bytes) -> dict[str, Any]:
     """Return the JSON object in a text; `source` names the text in errors.
 
-    Raises:
-        InvalidConfigError: The text is not JSON, or not an object.
+    Raise InvalidConfigError if the text is not JSON, or not an object.
     """
     try:
         decoded = json_text.loads(text)
@@ -30,7 +29,7 @@ def load_json(source: str, text: bytes) -> dict[str, Any]:
 
 
 def optimizer_of(source: str, description: object) -> OptimizerDescription:
-    """Return (class name, configuration) of an optimizer; None for missing information.
+    """Return (class name or None, configuration or None) of an optimizer.
 
     Args:
         source: The file, for errors.
@@ -83,7 +82,7 @@ def _check_class_name(source: str, name: object) -> str:
 def layers_of(description: dict[str, object]) -> dict[str, str]:
     """Return {HDF5 group: layer name} from a model's JSON description, in the model's order.
 
-    Keras 3 names the groups of dense layers "dense", "dense_1", "dense_2".
+    Keras 3 names the groups by class: those of dense layers are "dense", "dense_1", "dense_2".
     """
     layers = as_object(description.get("config")).get("layers")
     names: dict[str, str] = {}

@@ -57,7 +57,8 @@ def read_archive(
 
     Returns:
         (class name, configuration) of the optimizer, {name: array} of the optimizer, {name: array}
-        of the model, and {name: (index of the layer or None, group)} of the model's arrays.
+        of the model, and {name: (index of the layer, group)} of the model's arrays. The index is
+        None if the layer is unknown.
     """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
@@ -162,7 +163,7 @@ def _variables_by_path(
 ) -> dict[str, ArrayDataset]:
     """Return {path: dataset}; a path such as "dense/kernel" has the model's layer names.
 
-    If two variables have equal paths, return {path in the file: dataset}.
+    If any two variables have equal paths, the keys of all variables are the paths in the file.
 
     Args:
         root: The root group.

@@ -38,7 +38,7 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
-    """Return {name: array} of the model; if names are not unique, {layer/name: array}."""
+    """Return {name: array} of the model; if any names are equal, {layer/name: array} for all."""
     layers = list(_read_names(source, model, _LAYERS))
     if _TOP in model.members and _TOP not in layers:
         layers.append(_TOP)

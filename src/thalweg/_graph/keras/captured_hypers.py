@@ -60,8 +60,8 @@ def capture_hypers(
 ) -> Captured:
     """Add operations that read an optimizer's hyperparameters; return the `Captured` object.
 
-    `values_by_function` is {name: result} of callable hyperparameters. `dtypes` are the
-    variables' dtypes; a schedule with symbolic attributes is evaluated for each of the dtypes.
+    `values_by_function` has the results of the hyperparameters that are functions, by name. A
+    schedule with symbolic attributes is evaluated for each compute dtype of variables of `dtypes`.
     """
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}

@@ -38,8 +38,9 @@ GradsAndVars = list[tuple[Any, Any]]
 
 
 def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
-    """Return (symbolic gradient, graph variable) pairs; frozen variables have the gradient None.
+    """Return (symbolic gradient, graph variable) pairs.
 
+    The gradient is None for frozen variables, and for variables on which `loss` does not depend.
     `grad_loss` is None or the output gradient of `loss`.
     """
     symbols = [graph_variable_of(var) for var in variables]
@@ -60,11 +61,11 @@ def apply_gradients(
     name: str | None,
     aggregates: bool,
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
-    """Return the `Operation` that takes one optimizer step in each run.
+    """Add the `Operation` that takes one optimizer step in each run; return the operation.
 
-    A run calls the eager optimizer. If the optimizer overrides hooks, call the hooks now instead;
-    the operations that the hooks add are the step. `aggregates` is True to sum gradients over
-    replicas. Without pairs, the operation does nothing.
+    A run calls the eager optimizer. If the optimizer overrides hooks, the hooks are called once,
+    now, and the operations that they add are the step. `aggregates` is True to sum gradients over
+    replicas. If there are no pairs, the operation does nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)
@@ -79,10 +80,8 @@ def _add_eager_step(
 ) -> Operation:
     """Add the operation that calls the eager optimizer; return the operation.
 
-    Args:
-        optimizer: The graph gets variables for hyperparameters, `iterations` and slots.
-        name: Name scope of the operation.
-        aggregates: True to sum gradients over replicas.
+    The graph gets variables for hyperparameters, `iterations` and slots. `name` is the operation's
+    name scope. `aggregates` is True to sum gradients over replicas.
     """
     replica = current_replica()
     graph = next((var.graph for _, var in grads_and_vars if is_symbolic(var)), None)

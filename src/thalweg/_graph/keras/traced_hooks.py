@@ -105,7 +105,10 @@ def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any
 def _add_count(
     optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[object]
 ) -> object:
-    """Add the operation that increments `iterations` after `updates`; return the operation."""
+    """Add the operation that increments `iterations` after `updates`; return the operation.
+
+    `variables` are the variables of the step; `read` has the captured hyperparameters.
+    """
 
     def count_step(leaf: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
@@ -128,7 +131,8 @@ def _add_count(
 def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
     """Add the operation that updates `var` by the optimizer's rule; return the operation.
 
-    `state` is the result of the hook `_prepare`. A run in which the gradient is None does nothing.
+    `state` is the result of the hook `_prepare`; if it is empty, the hook is called again. In a run
+    whose gradient is None, the operation does nothing.
     """
     read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
     # None if another optimizer, which wraps this one, calls its hooks.

@@ -134,8 +134,9 @@ def compare_converted(
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
-        {name: tensor} of `tf_path` and of `path`, and lines about all other differences. None if
-        the files are not comparable.
+        {name: tensor} of `tf_path`, {name: tensor} of `path`, and lines about entries that cannot
+        be converted and about different step counts. None if `path` has no training, or if `path`
+        was not converted and `tf_path` is a Keras file.
 
     Raises:
         ThalwegError: The files are damaged, or cannot be converted.
@@ -202,7 +203,7 @@ def _import(
     """Return (snapshot of a TensorFlow file's contents, names of omitted entries).
 
     `optimizer`, `index` and `hyperparameters` are `optimizer`, `which` and keywords of `restore`.
-    If `counter` is not None, it is set to the step count.
+    Names in the snapshot are from `rules`. If `counter` is not None, it is set to the step count.
     """
     targets = _find_destinations(checkpoint, rules)
     variables = _empty_variables(checkpoint, targets)
@@ -257,8 +258,9 @@ def _omitted_names(
 ) -> tuple[str, ...]:
     """Return the names of tensors that are not converted, except "save_counter".
 
-    `has_steps` is True if step counters are converted. If the file has an optimizer's class but no
-    state, the last element is a text with this class.
+    The variables in `destinations` and the optimizer `detected` are converted; step counters, too,
+    if `has_steps` is True. If the file has an optimizer's class but no state, the last element is a
+    text with this class.
     """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
@@ -284,10 +286,10 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> list[StoredTensor]:
-    """Return the optimizer's tensors in the file, except slots of variables that are not converted.
+    """Return the tensors in the file that belong to the optimizer `detected` and are converted.
 
-    The variables in `destinations` are converted. Scalars, such as powers of betas, are included:
-    the arguments of the new optimizer replace them.
+    Only slots of variables that `destinations` lacks are not converted. Scalars, such as powers of
+    betas, count as converted: the arguments of the new optimizer replace them.
     """
     source, slots = checkpoint.source, detected.slots
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -349,10 +351,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (keyword arguments of `save` except `prefix` and `progress`, omitted names).
+    """Read a thalweg file; return (keyword arguments of `save`, names of omitted parts).
 
-    The arguments describe the thalweg file at `path`: the optimizer and the variables are new
-    objects with its contents.
+    The arguments lack `prefix` and `progress`. The optimizer and the variables are new objects with
+    the contents of the file. `rules` and `kind` are as for `save`.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False

@@ -75,13 +75,13 @@ def copy_contents(
     """Return copies of the variables and optimizer state to export.
 
     Args:
-        targets: The variables by name.
+        targets: The variables to export, by name.
         rules: The rules for TensorFlow's names. With None, names are derived from `targets`.
         kind, global_step, averages: As for `save`.
 
     Raises:
         CheckpointMismatchError: A variable has no name in TensorFlow, two variables share a name,
-            or an average belongs to no variable.
+            or a slot or an average belongs to a variable that is not in `targets`.
         InvalidTypeError: TensorFlow has no checkpoint of this class of optimizer.
         InvalidArgumentError: `kind` is unknown.
     """
@@ -186,7 +186,7 @@ def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:
 
 
 def _keras_scalars(optimizer: Any) -> dict[str, StoredTensor]:
-    """Return {name: tensor} of iterations, constant hyperparameters and other weights."""
+    """Return {name: tensor} of "iter", constant hyperparameters and Nadam's "momentum_cache"."""
     scalars = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
     for name in optimizer._hyper:
         variable = _hyper_variable(optimizer._hyper.raw(name))

@@ -64,9 +64,10 @@ def load(
 
 
 def load_outline(path: Path) -> TensorFlowCheckpoint:
-    """Read a checkpoint as `load` does; of a TensorFlow file, read only the values of scalars.
+    """Read a Keras file as `load` does; of a TensorFlow file, read only the values of scalars.
 
-    Other tensors have a dtype and a shape, but no bytes. Tensors of unsupported dtypes are omitted.
+    Other tensors of a TensorFlow file have a dtype and a shape, but no bytes. Tensors of
+    unsupported dtypes are omitted.
     """
     location = locate_checkpoint(path).check_readable()
     if location.writer != "tensorflow":

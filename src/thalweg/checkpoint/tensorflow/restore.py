@@ -89,6 +89,7 @@ def restore(
         OptionError: A required hyperparameter is not in the file.
         InvalidConfigError: A rule is invalid.
         InvalidArgumentError: The file has several optimizers, and `which` is not given.
+        NotFoundError: `which` is not the index of an optimizer.
     """
     contents = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
     targets = TargetTensors.of(variables)
@@ -119,8 +120,8 @@ def choose_optimizer(
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
     """Return (checkpoint, its optimizer or None); `index` is the argument `which` of `restore`.
 
-    If names do not show which tensors are slots, the checkpoint is sorted anew by the class of
-    `optimizer`. Errors are as for `restore`.
+    If names do not show which tensors are slots, the checkpoint is a copy that is sorted anew by
+    the class of `optimizer`. Errors are as for `restore`.
     """
     checkpoint = _sort_for_optimizer(checkpoint, optimizer, arguments, targets)
     return checkpoint, _find_optimizer(checkpoint, optimizer, index)
@@ -182,7 +183,8 @@ def _find_optimizer(
     """Return an optimizer of the file; None if the file has none.
 
     If `index` is None, return the only optimizer, or the only optimizer with the name of
-    `optimizer`. Raise if `index` is out of range, or if several optimizers are possible.
+    `optimizer`. Raise NotFoundError if `index` is out of range, or InvalidArgumentError if `index`
+    is None and several optimizers are possible.
     """
     candidates = checkpoint.optimizers
     if index is not None:
@@ -243,7 +245,7 @@ def _loss_scale_values(detected: FoundOptimizer) -> dict[str, Tensor]:
 def _step_count(
     checkpoint: TensorFlowCheckpoint, detected: FoundOptimizer | None, variable: object
 ) -> Tensor:
-    """Return the step count in a file as a tensor with the dtype of `variable`."""
+    """Return the file's step count in the dtype of `variable`; raise if missing or too large."""
     if not isinstance(variable, Tensor):
         raise InvalidTypeError(f"global_step must be a variable, not {show_value(variable)}.")
     count = checkpoint.steps_of([detected] if detected else [])

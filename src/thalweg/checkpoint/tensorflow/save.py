@@ -63,8 +63,8 @@ def save(
         progress: `progress(bytes_written, total_bytes)` is called during writing.
 
     Raises:
-        CheckpointMismatchError: A variable has no name in TensorFlow, or two share a name. Nothing
-            was written.
+        CheckpointMismatchError: A variable has no name in TensorFlow, two share a name, or the
+            optimizer has slots of a variable that is not saved. Nothing was written.
         InvalidTypeError: TensorFlow has no checkpoint of this class of optimizer.
         CheckpointWriteError: A file cannot be written.
     """

@@ -66,7 +66,7 @@ def from_torch(
         InvalidTypeError: `state_dict` is of another class, or the rule has no counterpart.
         CheckpointMismatchError: Classes, names, shapes, dtypes or the parameters' step counts
             differ; lists up to ten. Nothing was loaded.
-        FailedPreconditionError: The optimizer's state is variables of a graph.
+        FailedPreconditionError: The optimizer is in graph mode: a graph has its state.
 
     Example:
         >>> import warnings
@@ -143,7 +143,8 @@ def _counted_steps(
 ) -> int | None:
     """Return the step count that all parameters share; None for SGD, which has no count.
 
-    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
+    Counts of 0 are ignored; if there is no other count, return 0. `trained` has pairs (torch's
+    parameter, variable); `keys` and `subject` are for messages.
 
     Raises:
         CheckpointMismatchError: The counts differ, or an entry is not a step count.
@@ -185,7 +186,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
     `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
 
     Raises:
-        CheckpointMismatchError: The products differ.
+        CheckpointMismatchError: The products differ, or only some parameters have a product.
     """
     entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
     factors = {key: as_number(entry) for key, entry in entries.items()}
@@ -235,12 +236,12 @@ def load_v1(
     """Set all slots and beta powers of a `thalweg.v1` optimizer; on an error, set nothing.
 
     Args:
-        variables: The variables. Missing slots are created.
+        variables: The variables. Slots that the optimizer does not have yet are created.
         slots: {id(variable): {slot name: tensor}}.
         steps: The step count, from which beta powers are computed; None stands for 0.
 
     Raises:
-        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+        CheckpointMismatchError: `slots` lacks a slot, or has an unknown slot or another shape.
     """
     state_dict: dict[str, Any] = {}
     for key, var in zip(state.keys_of(variables), variables, strict=True):
@@ -266,13 +267,13 @@ def load_keras(
     """Set slots, iterations and Nadam's product of a Keras optimizer; on an error, set nothing.
 
     Args:
-        variables: The variables. Missing slots are created.
+        variables: The variables. Slots that the optimizer does not have yet are created.
         slots: {id(variable): {slot name: tensor}}. All variables that have slots need an entry.
         steps: The new value of `iterations`; None for no change.
         product: The product of all steps' momentum factors, for Nadam only.
 
     Raises:
-        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+        CheckpointMismatchError: `slots` lacks a slot, or has an unknown slot or another shape.
     """
     all_variables = distinct([*optimizer._slots.owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])

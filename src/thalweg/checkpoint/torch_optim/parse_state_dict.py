@@ -139,8 +139,8 @@ def match_parameters(
         variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 
     Raises:
-        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer. Or
-            a key of the dict `variables` has no or several variables. Or two keys share a variable.
+        InvalidArgumentError: `variables` is None and `state_or_optimizer` is a state dict. Or the
+            dict `variables` has a value that is not one variable, or a variable under two names.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     params: list[Tensor] = []
@@ -163,7 +163,7 @@ def match_parameters(
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
     """Return (names, variables); names are the keys of a dict, or None if there is no dict.
 
-    Raise InvalidArgumentError if a name has no or several variables, or if two names share one.
+    Raise InvalidArgumentError if a value of the dict is not one variable, or two are the same.
     """
     if not isinstance(variables, Mapping):
         tensors = distinct(flatten(variables))

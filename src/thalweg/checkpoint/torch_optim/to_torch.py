@@ -53,7 +53,7 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
         InvalidTypeError: The rule has no counterpart in torch.optim.
         InvalidArgumentError: The step count is unknown, or a slot must be divided by a learning
             rate of 0.
-        FailedPreconditionError: The optimizer's state is variables of a graph.
+        FailedPreconditionError: The optimizer is in graph mode: a graph has its state.
 
     Example:
         >>> from thalweg import Variable
@@ -144,7 +144,11 @@ def _export_states(
     values: dict[str, float],
     steps: int | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return {index of a parameter: torch's state}; parameters without slots are left out."""
+    """Return {index of a parameter: torch's state}; parameters without slots are left out.
+
+    `values` is {hyperparameter: number}. Raise InvalidArgumentError if a state needs a step count
+    and `steps` is None, or if a slot must be divided by a learning rate of 0.
+    """
     states: dict[int, dict[str, Any]] = {}
     for index, param_slots in enumerate(slots):
         if not param_slots:

@@ -158,10 +158,10 @@ class LocalStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise NotImplementedError if full matrices of a DTensor cannot be gathered.
+        """Raise NotImplementedError if a rule over full matrices cannot update DTensors.
 
-        The rule must not reduce rows and columns. The step needs a process group that gathers
-        matrices and whose `check` accepts the DTensors. `titles` has the name of each variable.
+        It cannot if it reduces rows and columns, if the step's process group does not gather
+        matrices, or if the group's `check` raises. `titles` has the name of each variable.
         """
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:

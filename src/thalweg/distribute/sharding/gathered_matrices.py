@@ -100,13 +100,14 @@ class GatheredMatrices:
     ) -> None:
         """Run a stage of the rule: gather inputs to the owners, compute there, scatter the outputs.
 
-        All ranks must call this method. If the stage fails on one rank, all ranks raise. Values of
-        passes are overwritten in place with outputs. New slots are added to `updates`.
+        All ranks must call this method. If the stage fails on one rank, all ranks raise. An output
+        that is a value of a pass overwrites this value in place. An output that is a slot is added
+        to `updates`.
 
         Args:
             stage: The stage; skipped for a matrix unless `is_due(step count, stage.every)`.
             columns: The scalars of the step.
-            slots: The slots with a shape, a list per variable; unchanged.
+            slots: For each variable its slots, except slots of shape (); unchanged.
             updates: Receives {id(slot): (slot, new value)}, and caches gathered tensors.
         """
         columns = self._columns_of_stacks(columns)
@@ -147,9 +148,10 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> dict[tuple[str, int], Tensor]:
-        """Allocate this rank's parts of new slots, for slots whose names are in `returned`.
+        """Allocate this rank's parts of the new slots that are named in `returned`.
 
-        Add the parts to `updates`. Return {(slot name, variable index): part}.
+        Add the parts to `updates`. Return {(slot name, variable index): part} for the indices in
+        `variables`.
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):
@@ -175,10 +177,10 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return an output of a stage, ready for `scatter`.
+        """Return the output `name` of a stage for stack `index`, ready for `scatter`.
 
-        If the output is a new slot, `local` becomes a view of this rank's part of it; otherwise
-        return `tensor` itself. `index` is the index of the stack.
+        If the output is a slot, return a copy of `tensor` whose `local` is a view of this rank's
+        part in `new_slots`. Otherwise return `tensor` itself.
         """
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:

@@ -87,7 +87,11 @@ class MatrixProcessGroup:
     def begin(
         self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
     ) -> None:
-        """Prepare the group for a new step. The arguments are as for the constructor."""
+        """Prepare the group for a new step over the DTensors `params`.
+
+        `describe()` returns lines that must be equal on all ranks. `matrix` is a DTensor whose rule
+        has stages over full matrices, or None.
+        """
         self.gathers = matrix is not None
         cuts = dict.fromkeys(
             (cast("Any", param).device_mesh, tuple(cut_dims(param))) for param in params

@@ -108,8 +108,8 @@ def stacks_of(
         variables: The variables. A variable without elements has no stack.
         rule: The rule, whose layout describes the matrices of each variable. If the rule draws
             random numbers, each variable is one stack.
-        ranks: The numbers of the ranks in the default group. In stacks, ranks are indices into this
-            list.
+        ranks: The numbers of the ranks in the default group. Ranks in a `Stack` are indices into
+            this list.
 
     Returns:
         (index of this rank in `ranks`, stacks in the order of variables). Stacks without a part on

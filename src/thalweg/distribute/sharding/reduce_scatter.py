@@ -64,7 +64,7 @@ class Scatter(Bucket):
         self._rank_shards.insert(rank, local_shard)
 
     def put(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffers; `indices` has the index of each tensor."""
+        """Copy tensors into the send buffers; `indices` has the variable's index of each tensor."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for index, tensor in zip(indices, tensors, strict=True):

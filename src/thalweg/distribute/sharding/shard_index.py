@@ -198,7 +198,7 @@ def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
     """Return the positions of a shard's elements in the flattened full tensor.
 
     If all elements are adjacent, return the position of the first element; 0 if there are none.
-    Else return `ElementRuns`.
+    Else return `ElementRuns`, the first positions and lengths of runs of adjacent elements.
     """
     if not prod(index.shape):
         return 0

@@ -132,7 +132,7 @@ class SharedStep:
             raise
 
     def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
-        """Wait for all ranks; raise ReplicaMismatchError if a rank failed or variables differ."""
+        """Wait for all ranks; raise `trouble`, or ReplicaMismatchError if one failed or differs."""
         reply = RankMessage(
             self.shards.ranks, PendingCollective.SHARED, (self._order,), trouble=trouble
         ).receive()

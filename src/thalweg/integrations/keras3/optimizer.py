@@ -193,7 +193,10 @@ class FusedOptimizer(keras.optimizers.Optimizer):
             wrapped.iterations.fill_(batch_count)
 
     def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Take a step on copies of the variables; assign the results in Keras' stateless scope."""
+        """Take a step on copies of the variables; assign the results in Keras' stateless scope.
+
+        The variables themselves do not change.
+        """
         shared = [*((var, var._value) for var in variables), *self._shared]
         # A stateless call must not write to the variables that model and optimizer share.
         copies = {
@@ -261,7 +264,7 @@ class FusedOptimizer(keras.optimizers.Optimizer):
             super().save_own_variables(store)
 
     def load_own_variables(self, store: object) -> None:
-        """Load the optimizer's variables from `store`, a mapping of a saved model.
+        """Load the optimizer's variables from `store`, {index as text: array} in a saved model.
 
         Raises:
             CheckpointMismatchError: Variables differ in number or shape; nothing was loaded.
@@ -291,7 +294,7 @@ class FusedOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: The state belongs to another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: The state has Keras' variables, but the optimizer is not built.
+            FailedPreconditionError: There are entries under "keras"; the optimizer is not built.
         """
         fields = dict(state_dict)
         extra = cast("dict[str, object]", fields.pop(_KERAS_KEY, {}))

@@ -51,11 +51,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class KerasSchedule(LearningRateSchedule):
-    """Schedule of thalweg that calls a schedule of Keras.
-
-    Args:
-        schedule: The schedule of Keras.
-    """
+    """Schedule of thalweg that calls a schedule of Keras."""
 
     def __init__(self, schedule: Any) -> None:
         self.schedule = schedule
@@ -71,7 +67,10 @@ class KerasSchedule(LearningRateSchedule):
 
 
 def for_thalweg(rate: object) -> Any:
-    """Return a learning rate in thalweg's form: schedules of Keras are wrapped."""
+    """Return a learning rate for thalweg: wrap a schedule of Keras, and unwrap a `Schedule`.
+
+    An int becomes a float. Any other value is returned unchanged.
+    """
     if isinstance(rate, Schedule):
         return rate.schedule
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -94,7 +93,10 @@ def for_keras(rate: Any) -> Any:
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """Return `get_config()` for JSON: Python numbers, and {"keras": config} for Keras schedules."""
+    """Return the `get_config()` of an optimizer, with values that JSON accepts.
+
+    Tensors and NumPy numbers become Python numbers. A schedule of Keras becomes {"keras": config}.
+    """
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
     config = optimizer.get_config()
     for name, value in config.items():

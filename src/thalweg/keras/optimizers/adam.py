@@ -67,10 +67,11 @@ class Adam(BuiltIn):
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the values that `set_weights` assigns, from the values of its caller.
+        """Return the values that `set_weights(weights)` assigns.
 
-        If `amsgrad` is False, values of AMSGrad's slots are left out. If this optimizer has no
-        weights yet and `weights` has one value, warn and return [].
+        If `weights` has values for AMSGrad's slots and `amsgrad` is False, leave these values out.
+        If `weights` has one value and this optimizer has no weights yet, warn and return []. In
+        other cases, return `weights` unchanged.
         """
         # Keras drops AMSGrad's slots from lists of 3 n + 1 weights, and takes one weight for n = 0.
         if not self._weights and len(weights) == 1:

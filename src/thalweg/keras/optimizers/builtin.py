@@ -44,13 +44,13 @@ class BuiltIn(RuleOptimizer):
     def __init__(
         self, name: str | None, kwargs: dict[str, Any], learning_rate: object, **hypers: object
     ) -> None:
-        """Check `kwargs`, the arguments of `Optimizer`, and set the hyperparameters in order.
+        """Initialize the base class, and set the hyperparameters.
 
         Args:
             name: The optimizer's name.
-            kwargs: Further arguments of `Optimizer`; `lr` has precedence over `learning_rate`.
+            kwargs: Keywords of `Optimizer`, such as `clipnorm`; `lr` replaces `learning_rate`.
             learning_rate: The learning rate.
-            **hypers: The other hyperparameters.
+            **hypers: Hyperparameters besides `decay` and `learning_rate`; set in this order.
         """
         Optimizer.__init__(self, name, **kwargs)
         self._set_hypers(kwargs, learning_rate, **hypers)

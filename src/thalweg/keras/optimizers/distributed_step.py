@@ -16,10 +16,10 @@ _FIRST_HOOK = "_transform_unaggregated_gradients"
 
 
 def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
-    """Apply gradients in a replica of a strategy; return the result of `apply_gradients`.
+    """Apply gradients in a replica: within a function that `Strategy.run` calls.
 
-    `aggregates` is True to sum gradients over replicas. Raise RuntimeError for a call in the scope
-    of a strategy, but outside of a function that `Strategy.run` calls.
+    Return `iterations`, or None without pairs; in graph mode, return an operation. `aggregates` is
+    True to sum gradients over replicas. Raise RuntimeError outside of a replica.
     """
     is_summed = aggregates and _is_summed(optimizer)
     reporting = distribute.report_errors(optimizer) if is_summed else contextlib.nullcontext()
@@ -89,8 +89,9 @@ def _sum_for_shards_of(
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
     """Sum gradients over the ranks for an optimizer with sharded slots.
 
-    Return ((summed gradient, variable) pairs, step of this rank). A rank receives the sums of its
-    shards only, or full sums if a hook, or a rule with clipping, needs full gradients.
+    Return ((gradient sum, variable) pairs, `SharedStep` for the update). Variables without a
+    gradient on any rank are left out, with a warning. A rank receives only its parts of the sums,
+    but full sums for user functions, and for clipped gradients of a rule with `whole`.
     """
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()

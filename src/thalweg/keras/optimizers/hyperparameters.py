@@ -75,9 +75,9 @@ class Hypers(Weights):
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
         """Return the present value of a hyperparameter; create missing hyperparameter variables.
 
-        A schedule is returned unchanged; a callable is called. With `dtype`, a number becomes a 0-d
-        CPU tensor of that dtype. Without `dtype`, return the stored number or variable. In graph
-        mode, return a graph tensor; in a hook that a session runs, return a tensor of this run.
+        A schedule is returned unchanged; a callable is called. In eager mode, return a 0-d CPU
+        tensor of `dtype`; without `dtype`, the stored number or variable. In graph mode, return a
+        graph tensor. In a hook that a session runs, return a tensor with the value in this run.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -150,9 +150,10 @@ class Hypers(Weights):
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
     def _scalar(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter as a scalar of a compute dtype; call a callable once per step.
+        """Return a hyperparameter's value in this step as a NumPy scalar of type `dtype`.
 
-        Raise InvalidTypeError if a hyperparameter other than the learning rate is a schedule.
+        A callable is called once per step. Raise InvalidTypeError if a hyperparameter other than
+        the learning rate is a schedule.
         """
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(

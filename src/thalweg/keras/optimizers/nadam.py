@@ -126,7 +126,7 @@ class Nadam(BuiltIn):
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        """Return {TensorFlow's name: coefficient} for hooks; `state` has the rate as "lr_t"."""
         tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)

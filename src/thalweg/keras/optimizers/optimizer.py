@@ -234,7 +234,10 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             raise
 
     def _apply(self, cache: PlanCache, pairs: Any, name: str | None, aggregates: bool) -> Any:
-        """Apply gradients if a replay without user functions has not; see `apply_gradients`."""
+        """Take the step of `apply_gradients`: by a replay that calls user functions, or in full.
+
+        Return `iterations`, or None if there are no pairs; in graph mode, return an operation.
+        """
         if thread.strategies:
             return _import_distributed_step().step_in_replicas(self, pairs, name, aggregates)
         replay = cache.replay
@@ -245,7 +248,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 return self._apply_alone(pairs, name, aggregates)
 
     def _apply_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
-        """Apply gradients outside of a strategy; return the result of `apply_gradients`."""
+        """Take a step without a strategy; return `iterations`, None (no pairs), or an operation."""
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:
             return self._apply_nothing()
@@ -266,7 +269,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take an eager step and return its `StepResult`; in graph mode, only return None."""
+        """Take an eager step, return its `StepResult`; in graph mode, do nothing, return None."""
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )
@@ -287,7 +290,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     def _end_step(
         self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """Return the result of `apply_gradients`: `iterations`, or in graph mode an operation.
+        """Return `iterations` after an eager step; in graph mode, build and return an operation.
 
         Args:
             outcome: `StepResult` of an eager step; its first error is raised. None in graph mode.

@@ -125,8 +125,9 @@ class RuleOptimizer(Optimizer):
         """Return {name: scalar} of all scalars that the rule's formulas read in this step.
 
         Args:
-            rate: Optional. A learning rate that replaces the hyperparameter.
-            in_common: Optional. {name: number} of values that are equal for all variables.
+            dtype: The NumPy type of the scalars.
+            rate: Optional. A learning rate to use instead of the optimizer's.
+            in_common: Optional. {name: value} of the rule's optimizer-wide slots.
         """
         values = self._hyper_scalars(dtype)
         values |= {name: dtype(shared_scalar) for name, shared_scalar in (in_common or {}).items()}

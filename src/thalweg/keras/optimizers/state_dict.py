@@ -105,12 +105,13 @@ class KerasStateDict(Hypers, state.StateDict):
     ) -> None:
         """Load a dict that `state_dict()` returned; change nothing on an error.
 
-        Variables are matched by name. Saved slots of other variables are kept, and restored when
-        the optimizer creates the slots.
+        Variables are matched by name. Without `var_list`, saved slots of variables that have no
+        slots yet are kept until the optimizer creates the slots.
 
         Args:
             state_dict: A dict that `state_dict` returned.
-            var_list: Optional. Variables whose slots are created and checked now.
+            var_list: Optional. Variables whose slots are created now. Then all saved slots must
+                belong to variables with slots.
 
         Raises:
             ValueError: The state belongs to another class of optimizer.
@@ -137,12 +138,14 @@ class KerasStateDict(Hypers, state.StateDict):
     def _state_parts(
         self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing state; return ("", list of the parts to restore).
+        """Create missing slots; return ("", parts of the state). The text is a prefix of errors.
 
-        A part is (state entries, {entry name: saved value}, True if all entries are required).
+        A part is (tensors of self as `Entry`s, {entry name: saved value}, True if every entry needs
+        a value).
 
         Args:
-            variables: Variables whose slots are created now, or None.
+            variables: Variables whose slots are created now. With None and default `names`, saved
+                slots of unknown variables wait for the variables' first step.
             names: `names(variables)` returns the key of each variable in `state_dict`.
         """
         slots, has_custom_names = state_dict["slots"], names is not state.keys_of
@@ -202,7 +205,7 @@ class KerasStateDict(Hypers, state.StateDict):
         saved_slots: dict[str, dict[str, Any]],
         includes_all: bool = True,
     ) -> tuple[list[Entry], dict[str, Any], dict[str, Any]]:
-        """Return state entries for slots of variables, with the saved values.
+        """Return entries for the existing slots of variables, and the saved values by entry name.
 
         Args:
             slot_keys: (prefix of entry names, key in `saved_slots`, variable) tuples.
@@ -210,7 +213,8 @@ class KerasStateDict(Hypers, state.StateDict):
             includes_all: False to skip variables without saved slots.
 
         Returns:
-            State entries of the slots; {entry name: saved value}; and the rest of `saved_slots`.
+            An `Entry` "<prefix>/<slot name>" per slot; {entry name: saved value}; and the rest of
+            `saved_slots`, whose keys are not in `slot_keys`.
         """
         entries: list[Entry] = []
         values: dict[str, Any] = {}
@@ -268,7 +272,10 @@ class KerasStateDict(Hypers, state.StateDict):
 
 
 def _check_form(state_dict: object, class_name: str) -> None:
-    """Raise unless `state_dict` is a state of the class `class_name` and of format `FORMAT`."""
+    """Raise unless `state_dict` is a state of the class `class_name` and of format `FORMAT`.
+
+    Raise ValueError if it is no state or of another class, else CheckpointMismatchError.
+    """
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get("class_name"), str):
         raise ValueError(
             "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."

@@ -48,7 +48,7 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 
 
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a new CPU tensor with an initial value of a shape and dtype.
+    """Return a new tensor with an initial value; it is on the CPU unless the value is a tensor.
 
     If a callable `initializer` returns a graph tensor, return the graph tensor unchanged.
 
@@ -372,7 +372,7 @@ class Weights(TrackableSlots):
         return self._weights if is_inherited else self.weights
 
     def _list_weight_entries(self) -> list[Entry]:
-        """Return a state entry per element of `weights`; entries read sharded slots in full."""
+        """Return an `Entry` per element of `weights`; `read` gathers sharded slots of all ranks."""
         slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()
@@ -400,7 +400,7 @@ def _is_counter(variable: object) -> bool:
 
 
 def _fit_value(entry: Entry, value: object) -> Tensor:
-    """Return `value` as a tensor of the weight's dtype.
+    """Return `value`, a tensor or array, as a tensor of the dtype of the weight `entry.own`.
 
     Raises:
         ValueError: The shapes differ.

@@ -112,13 +112,10 @@ def check_count(iter_size: object) -> None:
 
 
 def as_skip(value: object) -> bool:
-    """Return True if a run only accumulates gradients.
+    """Return the skip flag of a run, True if the run only accumulates gradients, as a bool.
 
-    Args:
-        value: A bool or a bool tensor of shape (), or a callable that returns either.
-
-    Raises:
-        InvalidTypeError: `value` is not a bool.
+    `value` is a bool or a bool tensor of shape (), or a callable that returns either. Raise
+    InvalidTypeError for any other value.
     """
     skip = value() if callable(value) and not isinstance(value, Tensor) else value
     if isinstance(skip, Tensor) and skip.shape == () and skip.dtype == torch.bool:

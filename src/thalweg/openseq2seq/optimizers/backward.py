@@ -94,8 +94,7 @@ def unscaled(backward: BackwardResult) -> list[Gradient]:
     the gradients without casts and penalties. As in OpenSeq2Seq, division is a multiplication by
     the reciprocal in float32.
 
-    Raises:
-        LayoutError: The memory of a gradient was freed.
+    Raise LayoutError if the memory of a gradient was freed.
     """
     gradients = concretes(backward.gradients)
     # The full check is slow, and plain host tensors pass it.

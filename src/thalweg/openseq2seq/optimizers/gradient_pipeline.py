@@ -148,15 +148,12 @@ class StepPipeline:
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
         """Prepare an update: accumulate and average gradients, and choose gradient transforms.
 
-        With `step_inputs.skip`, only add to the accumulators and call `step_inputs.counts`.
-        Without `skip`, write nothing. An error changes nothing.
-
-        Args:
-            step_inputs: The inputs of the run.
-            report: See `apply`.
+        If `step_inputs.skip` is True, only add the gradients to the accumulators, and call
+        `step_inputs.counts`. Otherwise write nothing: the update does. An error changes nothing.
 
         Returns:
             A `Ready`; its `gradient_transforms` is None if the run only accumulated gradients.
+            In this case `report` is extended as in `apply`, with False.
         """
         treatment = self.treatment
         if treatment.reduces or thread.strategies:
@@ -199,7 +196,6 @@ class StepPipeline:
         An error before the commit gets a note, and changes nothing.
 
         Args:
-            step_inputs: The inputs of the run.
             report: An empty list. The commit appends a sentence for notes of later errors, and a
                 bool: True if the step was taken. The bool is a tensor if a GPU decides.
 
@@ -251,7 +247,7 @@ class StepPipeline:
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run has no loss scale, masters, summaries, gradient sums or means."""
+        """Return True if a run has no loss scale, masters, summaries, sums or averaging."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
@@ -268,11 +264,7 @@ class StepPipeline:
         """Return the summaries of a run's gradients and variables without taking a step.
 
         Return no summaries for a run that only accumulates gradients. Gradients are not averaged
-        over workers.
-
-        Args:
-            step_inputs: The inputs of the run.
-            scope: The prefix of the tags.
+        over workers. `scope` is the prefix of the tags.
         """
         treatment, backward = self.treatment, step_inputs.backward
         journal = Journal(treatment.post.summaries, scope)

@@ -61,12 +61,11 @@ def floating(values: Tensor) -> Tensor:
 def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
-    """Return (new list of transformed gradients, `Decision`: True to take the step).
+    """Return (list of transformed gradients, `Decision` whether the step is taken).
 
     Args:
-        gradients: Gradients; None stays None.
+        gradients: Gradients; None stays None. They are not changed.
         variables: One variable per gradient. A new gradient has the dtype of its variable.
-        transforms: The transforms of the gradients.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]

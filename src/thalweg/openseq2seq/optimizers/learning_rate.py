@@ -128,15 +128,10 @@ def called(value: Any) -> Any:
 def scaled_decay(
     params: Mapping[str, object], product: Callable[[Any], object], in_place: bool
 ) -> dict[str, Any]:
-    """Return AdamW's parameters with the weight decay multiplied by the learning rate.
+    """Return a copy of AdamW's parameters, with the weight decay times the learning rate.
 
-    Args:
-        params: The parameters.
-        product: `product(number)` returns the number times the learning rate.
-        in_place: True to change `params`, too, as OpenSeq2Seq does.
-
-    Raises:
-        NotFoundError: There is no weight decay.
+    `product(number)` returns the number times the learning rate. `in_place` changes `params`, too,
+    as OpenSeq2Seq does. Raise NotFoundError if there is no weight decay.
     """
     if _DECAY not in params:
         raise NotFoundError(f"AdamW needs {_DECAY} in optimizer_params.")

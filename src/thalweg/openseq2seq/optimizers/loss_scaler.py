@@ -144,7 +144,10 @@ class LossScaler:
 
 
 def _number(name: str, value: object) -> Any:
-    """Return a bool or number, also from a tensor or array of shape (); raise for other values."""
+    """Return a bool or number, also from a tensor or array of shape ().
+
+    For other values raise InvalidTypeError, or InvalidArgumentError for another shape, with `name`.
+    """
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):

@@ -57,9 +57,9 @@ def piecewise_constant(
     decay_rates: list[float],
     steps_per_epoch: int | None = None,
 ) -> Any:
-    """Return `learning_rate`, multiplied by `decay_rates[i]` after each step `boundaries[i]`.
+    """Return `learning_rate` times `decay_rates[i]` after step `boundaries[i]`, until the next one.
 
-    The decay rates do not accumulate. At a boundary itself the previous rate still applies.
+    Decay rates are not multiplied with each other. At a boundary the previous rate still applies.
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -149,7 +149,7 @@ def poly_decay(
         p = min(global_step - begin_decay_at, decay_steps) / decay_steps
         base up to begin_decay_at, then (base - min_lr) (1 - p)^power + min_lr
 
-    The warm-up starts at 0. From `begin_decay_at` to a later `warmup_steps`, both formulas apply.
+    The warm-up starts at 0. If it ends after `begin_decay_at`, the decay begins while `base` rises.
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -328,10 +328,10 @@ def _build_warm_up(
     warmup_steps: int = 0,
     lowest: float = -math.inf,
 ) -> Callable[[Any], Any]:
-    """Return `rate(step)`: a linear warm-up to `learning_rate`, and a decay of the result.
+    """Return a function `rate(step)`: a linear warm-up to `learning_rate`, and a decay.
 
-    The decay begins at `begin_decay_at`: `decay(rate, step - begin_decay_at, dtype)` returns the
-    decayed rate. Rates are NumPy scalars of at least `lowest`.
+    From `begin_decay_at` on, `rate` returns `decay(rate, step - begin_decay_at, dtype)` in place of
+    the constant or still rising rate. It returns NumPy scalars of at least `lowest`.
     """
     dtype = _find_rate_dtype(learning_rate)
 
@@ -352,11 +352,7 @@ def _follow_formula(
 ) -> object:
     """Return the result of a policy: a callable without arguments; in graph mode a tensor.
 
-    Args:
-        name: The name of the policy.
-        global_step: The counter of steps.
-        formula: `formula(step)` returns the rate as a NumPy scalar.
-        dtype: The NumPy type of the rate.
+    `formula(step)` returns the rate as a NumPy scalar of type `dtype`. `name` is the policy's name.
     """
     rate_dtype = as_dtype(dtype)
 

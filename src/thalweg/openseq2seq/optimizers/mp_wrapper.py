@@ -153,9 +153,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self._opt.get_slot(var if master is None else master, name)
 
     def variables(self) -> list[Any]:
-        """Return the masters of the current graph, or the eager masters, and the optimizer's
-        variables.
-        """
+        """Return the masters, of the current graph or eager, and the optimizer's variables."""
         graph = graph_of()
         masters = [master for _, master in self._masters.pairs()]
         graph_masters = [master for master in masters if getattr(master, "graph", None) is graph]
@@ -283,10 +281,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """Update masters and variables; an adapting scale skips gradients that are not finite.
+        """Update the masters, and set each variable to its master.
+
+        An `AutomaticLossScaler` skips the update if a gradient is not finite.
 
         Args:
-            grads_and_vars: The result of `compute_gradients`; gradients may be processed.
+            grads_and_vars: The (gradient, master) pairs that `compute_gradients` returned. The
+                gradients may be replaced, for example by clipped ones.
             global_step: Optional. A variable that is raised by 1 if there is an update.
             name: Name of the operation in graph mode.
             skip_gradients_aggregation: Accepted for compatibility.
@@ -326,7 +327,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def _update_in_graph(
         self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """Return the operation of an update, built by one call of `apply_gradients`."""
+        """Return the operation of an update, built by one call of the inner `apply_gradients`.
+
+        `present` has only gradients that are not None.
+        """
         scaler = self.loss_scaler
 
         def process(backward: BackwardResult) -> list[object] | None:
@@ -348,8 +352,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def state_dict(self) -> dict[str, Tensor]:
         """Return {name: copy} of masters, slots, beta powers, and the loss scaler's variables.
 
-        The name of a master or slot begins with the variable's name, "w/". A second variable named
-        "w" has the prefix "w#1/". The trained variables are not included.
+        The name of a master or slot begins with the variable's name, for example "w/", or "w#1/"
+        for a second variable named "w". The trained variables are not included.
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
@@ -411,9 +415,9 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Return a loss scale as a float, or an `AutomaticLossScaler` itself. None gives 1.0.
+    """Return a loss scale as a float; return 1.0 for None, and an `AutomaticLossScaler` unchanged.
 
-    With `as_shipped`, nothing is checked: an int, and an object of any other type, gives None.
+    With `as_shipped`, nothing is checked. An object of any other type, even an int, gives None.
 
     Raises:
         TypeError: `loss_scale` is not a number.

@@ -130,7 +130,7 @@ class PostProcessing(NamedTuple):
         rate: object,
         journal: Journal | None,
     ) -> list[Gradient]:
-        """Return gradients clipped or scaled by LARC; write summaries into `journal`, if given."""
+        """Return gradients clipped or scaled by LARC; write summaries into `journal`, if any."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         return transform_present(
             gradients, variables, self.gradient_transforms(pairs, rate, journal)
@@ -169,9 +169,7 @@ class PostProcessing(NamedTuple):
         """Return the factors by which LARC multiplies gradients, in one array or tensor.
 
         Args:
-            larc: The settings of LARC.
             pairs: (gradient, target) pairs. A factor is finite in the target's dtype.
-            rate: The learning rate.
             sizes: The norms of the targets, an array or tensor.
             lengths: The norms of the gradients.
         """
@@ -186,7 +184,11 @@ class PostProcessing(NamedTuple):
         unscaling: Any,
         stats: GradientStats,
     ) -> None:
-        """Write the summaries of a step's gradients and variables into a journal."""
+        """Write the summaries of a step's gradients and variables into a journal.
+
+        `unscaling` has the factors that unscale the gradients; None for 1. `stats` are the
+        statistics of the unscaled gradients.
+        """
         rows = self._measure_rows(pairs, unscaling, stats)
         shows_norm = "global_gradient_norm" in journal.names
         if shows_norm:
@@ -214,9 +216,10 @@ class PostProcessing(NamedTuple):
     def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """Return statistics of gradients in which rows with equal indices are not summed.
+        """Return statistics for which sparse rows with equal indices are separate, not summed.
 
-        Only LARC sums such rows in `stats`. Without LARC or sparse gradients, return `stats`.
+        `stats` itself is returned, unless LARC is enabled and a gradient is sparse: then `stats`
+        has sums of such rows.
         """
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             return stats

@@ -33,8 +33,9 @@ def check_scalar(loss: object) -> None:
 def scaled(loss: object, scale: object) -> Any:
     """Return a loss times the scale, as a callable or a symbolic tensor like the loss.
 
-    In graph mode, a callable is called now, and the product is returned. An eager tensor is
-    returned unscaled. The product with a number has the loss's dtype; it may be infinite.
+    In graph mode, a callable is called now, and the product is returned. An eager tensor, which
+    `compute_gradients` rejects, is returned unscaled. The product with a number has the loss's
+    dtype; it may be infinite.
 
     Raises:
         InvalidTypeError: The scale is a tensor, and the loss is not float32. A returned callable
@@ -50,8 +51,7 @@ def scaled(loss: object, scale: object) -> Any:
 def _scale_loss(value: Any, scale: Any) -> object:
     """Return a loss times the scale; the loss itself if the scale is 1.
 
-    Raises:
-        InvalidTypeError: The scale is a tensor and the loss is not float32.
+    Raise InvalidTypeError if the scale is a tensor and the loss is not float32.
     """
     dtype = getattr(value, "dtype", None)
     if not isinstance(scale, float) and dtype not in (torch.float32, None):

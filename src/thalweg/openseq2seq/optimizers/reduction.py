@@ -36,7 +36,6 @@ def reduced(
 
     Args:
         gradients: The gradients of this worker.
-        variables: The variables of the gradients.
         all_reduce: `all_reduce(gradient)` returns the mean; called for each gradient in order. If
             None, workers are the ranks of the current strategy, else of the default process group.
         model: Sparse gradients become dense first if `shares_embedding` is True for `model`.

@@ -48,7 +48,6 @@ class TrainingState(V1StateDict):
     Attributes:
         optimizer: The optimizer of masters, and of variables without one.
         variables: The variables. Variables of equal name are numbered in this order.
-        masters: The masters.
         scaler: The scaler that adapts the loss scale, or None.
         sums: The sums of gradients, or None.
         extra_entries: Further entries of the state.
@@ -64,7 +63,10 @@ class TrainingState(V1StateDict):
     extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
-        """Return {name: copy} of the state. `names(variables)` returns prefixes of the names."""
+        """Return {name: copy} of the state; `chosen` has no effect.
+
+        `names(variables)` returns, for each variable, the prefix of the names of its state.
+        """
         self._check_has_state()
         with self._locked():
             snapshot = super()._saved(names)
@@ -103,7 +105,7 @@ class TrainingState(V1StateDict):
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """Return the `Entry`s of a variable's master, slots and gradient sum, named below `key`."""
+        """Return the `Entry`s of a variable's master, slots and gradient sum, with prefix `key`."""
         master = self.masters.get(var)
         target = var if master is None else master
         entries: list[Entry] = []

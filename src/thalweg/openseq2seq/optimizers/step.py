@@ -223,8 +223,9 @@ class TrainingStep(Configurable):
     ) -> tuple[object, StepResult]:
         """Set the learning rate, compute and apply gradients; return (loss, `StepResult`).
 
-        An error before the commit restores the rate; the next step then sets new masters again. If
-        the global step is on a GPU, set the rate after computing the loss.
+        An error before the commit restores the rate. Masters that this step has created are then
+        set to their variables again in the next step. If the global step is on a GPU, set the rate
+        after computing the loss.
 
         Args:
             differentiate: See `_take_step`.
@@ -352,7 +353,11 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the checked state as a `Loading`, for `state.restore`; hold locks meanwhile."""
+        """Check a state, and yield a `Loading` for `state.restore`; hold locks in the `with` block.
+
+        `names` is that of `_saved`. `extra_entries` are required in the state, too. `var_list` has
+        no effect. Raise FailedPreconditionError if no variables are known.
+        """
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)

@@ -205,7 +205,7 @@ def _train_op(
     step_inputs: StepInputs,
     update_ops: Sequence[object],
 ) -> Any:
-    """Return the operation of a step, for an optimizer whose hooks are called in each run."""
+    """Return the operation of a step. Each run of it calls the methods of the optimizer."""
     loss: Any = step_inputs.loss
     inner = step_run.pipeline.inner
     train_op = _graph.operation(
@@ -227,11 +227,9 @@ def _train_op_of_hooks(
     global_step: object,
     update_ops: Sequence[object],
 ) -> Any:
-    """Return the operation of a step, for an optimizer whose hooks are called now.
+    """Return the operation of a step. The methods of the optimizer are called now, not in runs.
 
     Args:
-        step_run: The functions of a run.
-        backward: The symbolic gradients and their variables.
         step_inputs: Symbolic inputs. Variables, targets and global step are passed by reference.
         global_step: The variable that counts updates, or None.
         update_ops: Operations that run before the returned operation.
@@ -259,7 +257,9 @@ def _train_op_of_hooks(
 
 
 def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
-    """Return `backward` without the variables that have no gradient on any worker.
+    """Return `backward` without variables that have no gradient on any worker.
+
+    A variable is kept if another worker has a gradient of it.
 
     Raises:
         InvalidTypeError: A variable is not of the graph.

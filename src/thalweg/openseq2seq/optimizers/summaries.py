@@ -94,7 +94,6 @@ class SummaryQueue:
     Summaries that a device has not computed yet are written with the next step, or by `flush`.
 
     Args:
-        writer: The writer.
         waits: True to wait for the device and write all summaries at once.
 
     Attributes:

@@ -226,10 +226,11 @@ def _make_optimizer(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Optimizer | NovoGrad:
-    """Return a new optimizer with learning rate `rate`; raise for objects of other types.
+    """Return a new optimizer of a name or class, with learning rate `rate` and `params`.
 
-    The weight decay of "AdamW" is multiplied by the learning rate. With `as_shipped`, the product
-    replaces the decay in `params`, too.
+    The weight decay of "AdamW" is multiplied by the learning rate; in eager mode `live` makes the
+    product. With `as_shipped`, the product replaces the decay in `params`, too. Raise TypeError if
+    `optimizer` is neither a name nor a function that returns an optimizer.
     """
     params = {} if params is None else params
     all_params: dict[str, Any] = {**params}

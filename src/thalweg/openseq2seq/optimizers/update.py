@@ -41,9 +41,7 @@ from thalweg.variable import REDUCED
 
 
 def capture_inputs(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
-    """Create slots of graph variables, and return the values that an operation updating them
-    captures.
-    """
+    """Create slots of graph variables; return the values that an operation of updates captures."""
     optimizer._create_slots(distinct(list(targets)))
     return optimizer._captured_inputs()
 
@@ -238,7 +236,6 @@ def record_update(
     All operations form one update of the graph.
 
     Args:
-        optimizer: The optimizer.
         backward: Symbolic gradients, without None, with their variables and targets.
         process: `process(*values)` is called in each run. It returns a list, with a
             gradient or None per target, or None if the run has no update.
@@ -250,7 +247,7 @@ def record_update(
         always: True if every run has an update.
 
     Returns:
-        (operation that ends after the update, bool tensor: True if there was an update).
+        A `RecordedUpdate`.
     """
     graph, targets = _graph.get_default_graph(), backward.targets
     slices = _find_sparse(backward, dense)

@@ -48,7 +48,11 @@ def factor(
     *, row, column, exp_avg_sq_row, exp_avg_sq_col, row_count, column_count, square_share,
     square_weight, eps1,
 ):  # fmt: skip
-    """Return mean squares of rows and columns, and the row and column factors of 1 / root."""
+    """Return the new mean squares of rows and columns, and the factors of rows and columns.
+
+    `row` and `column` are sums of squared gradients per row and column. A step, before its rate, is
+    the gradient times the factors of its row and column.
+    """
     row = (row / column_count + eps1) * square_weight
     column = (column / row_count + eps1) * square_weight
     exp_avg_sq_row = exp_avg_sq_row * square_share + row
@@ -65,7 +69,11 @@ def factored_squares(var, grad, *, row, column):
 
 
 def scale(*, variable, length, count, rate, eps2, clip_threshold, scale_parameter, weight_decay):
-    """Return {"step_scale": step's factor, "decay": rate times decay, "RMS": variable's RMS}."""
+    """Return {"step_scale": step's factor, "decay": rate times decay, "RMS": variable's RMS}.
+
+    `variable` and `length` are the sums of squares of the variable's and the step's elements;
+    `count` is the number of elements.
+    """
     count = maximum(count, 1.0)
     rms, step_rms = sqrt(variable / count), sqrt(length / count)
     # A root that is NaN is passed over, as Python's `max` does.
@@ -130,7 +138,10 @@ _UPDATES = {
 
 
 def _hypers(beta1, is_relative, eps1, eps2):
-    """Return the hyperparameters; `mean_weight`, 1 - beta1, is computed before beta1 is rounded."""
+    """Return the `Hyper`s for these arguments of `adafactor_hf`.
+
+    Unless `beta1` is None, they include `mean_weight`: 1 - beta1, before beta1 is rounded.
+    """
     if is_relative:
         rate = Hyper("warmup_init", 0.0, "whether the rate begins at 1e-6 and grows linearly")
     else:

@@ -6,7 +6,7 @@ from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, learning_rate, beta1, beta2, last_beta, t):
-    """Return {name: scalar of step t}, computed in float64."""
+    """Return {name: scalar of step t} for `update`, computed in float64."""
     t, rate, beta1, beta2, square_beta = map(as_read, (t, learning_rate, beta1, beta2, last_beta))
     return {
         "mean_weight": 1 - beta1,

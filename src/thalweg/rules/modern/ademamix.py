@@ -15,7 +15,7 @@ def slow_weight(beta1, last_beta, share):
 
 
 def prepare(*, beta1, beta2, last_beta, alpha, alpha_warmup, beta3_warmup, t):
-    """Return {name: scalar of step t}."""
+    """Return {name: scalar of step t} for `update`."""
     step, alpha_steps, steps = as_read(t), as_read(alpha_warmup), larger(as_read(beta3_warmup), 1.0)
     return {
         **corrections(beta1=beta1, beta2=beta2, t=t),

@@ -72,10 +72,6 @@ def check_one_rate(name, rates):
 
 
 def check_count(name: str, value: object) -> None:
-    """Raise an error unless an option is a positive integer.
-
-    Raises:
-        ValueError: The option is not a positive integer.
-    """
+    """Raise ValueError unless an option is a positive integer; `name` is for the message."""
     if type(value) is not int or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {show_value(value)}.")

@@ -16,7 +16,10 @@ def prepare(
     *, learning_rate, beta1, beta2, gamma, optimize_1d, lr_1d_factor, beta1_1d, beta2_1d, t,
     is_vector=0.0,
 ):  # fmt: skip
-    """Return {name: scalar of step t}, in float64; "corrects" is 0 for AdamW's step, 1 for MARS."""
+    """Return {name: scalar of step t}, in float64; "corrects" is 0 for AdamW's step, 1 for MARS.
+
+    `is_vector` is 1.0 for a vector, which takes AdamW's step unless `optimize_1d` is true.
+    """
     # Products instead of branches, because numbers may be tensors of a device.
     uses_adamw, t = as_read(is_vector) * (1 - as_read(optimize_1d)), as_read(t)
     beta1 = as_read(beta1) * (1 - uses_adamw) + as_read(beta1_1d) * uses_adamw

@@ -56,7 +56,7 @@ def muon(
         nesterov: True for Nesterov momentum, False for ordinary momentum.
         coefficients, steps, epsilon, dtype: As for `newton_schulz.triples` and `orthogonal`.
         adjust: How a step's length depends on the matrix shape; see `scale_of`.
-        layout: The matrices of a variable. None means a single matrix.
+        layout: The `MatrixLayout` of the matrices in a variable. None means a single matrix.
 
     Raises:
         ValueError: `coefficients`, `steps`, `adjust` or `dtype` is not accepted.

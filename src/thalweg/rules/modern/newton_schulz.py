@@ -61,7 +61,10 @@ def _is_triple(value: object) -> bool:
 
 @lru_cache(None, typed=True)
 def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
-    """Return `steps` coefficient triples; the last triple of `coefficients` is repeated.
+    """Return the coefficients of an iteration: a tuple of `steps` triples.
+
+    `coefficients` is a name in `COEFFICIENTS`, a triple, or a tuple of triples. A tuple is cut to
+    `steps` triples, or its last triple is repeated.
 
     Raises:
         ValueError: The name is unknown, there are no triples, or `steps` is not in [1, 99].
@@ -189,7 +192,7 @@ def scale_of(adjust: str | None, rows: int, columns: int) -> float:
     """Return the factor of the step of a matrix of shape (rows, columns).
 
     Raises:
-        ValueError: `adjust` is neither None nor in `ADJUST`.
+        ValueError: `adjust` is neither in `ADJUST` nor None, which means "original".
     """
     if adjust is None or adjust == "original":
         return max(1.0, rows / columns) ** 0.5

@@ -44,8 +44,9 @@ def per_optimizer(
 ):  # fmt: skip
     """Return {"d", "d_max", "d_numerator", "k": new values; "d_after": new d; "moves": 1 or 0}.
 
-    Without gradients, or if all rates are 0, the denominator is 0. Then `moves` is 0 and the four
-    numbers do not change, but a d or d_max of 0 becomes d0.
+    `numerator` and `denominator` are sums over all variables. Without gradients, or if all rates
+    are 0, the denominator is 0. Then `moves` is 0, and the four numbers do not change, but a d or
+    d_max of 0 becomes d0.
     """
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0

@@ -27,10 +27,11 @@ def larger(number, bound):
 
 
 def shares(learning_rate, beta, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
-    """Return {name: scalar of step t}, in float64, such as "y_rate" and "z_rate".
+    """Return {name: scalar of step t}, in float64.
 
-    "share" is the weight of z in the mean. The new `weight_sum` and `lr_max` are included. If
-    `weight_sum` is None, both are left out, and all steps weigh equally.
+    "share" is the weight of z in the mean. "z_rate" and "y_rate" (negative) are the rates of z and
+    y. The new `weight_sum` and `lr_max` are included. If `weight_sum` is None, both are left out,
+    and all steps weigh equally.
     """
     t, warmup = as_read(t), as_read(warmup_steps)
     risen = t / larger(warmup, 1.0)

@@ -103,7 +103,7 @@ _PASSES = (
 
 @lru_cache(None)
 def sm3(has_mean=False, is_vector=False):
-    """Return SM3's rule. `has_mean` adds momentum; `is_vector` is for 0 or 1 dimensions."""
+    """Return SM3's rule. `has_mean` adds momentum; `is_vector` is True for 0 or 1 dimensions."""
     updates = {
         (False, False): update, (True, False): update_mean,
         (False, True): update_vector, (True, True): update_vector_mean,

@@ -69,7 +69,11 @@ def into_basis(
     *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, factor_weight,
     epsilon, t, frequency, whitens,
 ):  # fmt: skip
-    """Rotate the gradient `turned` and `mean` into the bases; return a dict of all new tensors."""
+    """Rotate the gradient `turned` and `mean` into the bases; return {argument's name: new tensor}.
+
+    The factors change in each step, the bases every `frequency` steps. The mean squares `square`
+    are only reordered with the bases.
+    """
     grad, weight, whitenings = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
         row_basis, rows = next_basis(row_factor, row_basis)
@@ -94,10 +98,10 @@ def soap(frequency=10, largest=10000, whitens=False, layout=None):
 
     Args:
         frequency: The number of steps after which the eigenbases change, a positive integer.
-        largest: A positive integer. Longer sides of a matrix have no factor and no basis.
+        largest: A positive integer. Sides of a matrix that are longer have no factor and no basis.
         whitens: True uses the factors of KL-Shampoo.
-        layout: The matrices of a variable, each with separate bases. None means a single matrix,
-            and raises an error for variables of three dimensions.
+        layout: The `MatrixLayout` of the matrices in a variable, each with separate bases. None
+            means a single matrix, and raises an error for variables of three dimensions.
 
     Raises:
         ValueError: `frequency` or `largest` is not a positive integer.

@@ -177,7 +177,7 @@ def kind_of(shape: Sequence[int]) -> str:
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """Return Adafactor's rule for matrices, vectors (`kind` "Vector") or 1 x 1 matrices ("One")."""
+    """Return Adafactor's rule. `kind` is "" for matrices, "Vector", or "One" for 1 x 1 matrices."""
     fields: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

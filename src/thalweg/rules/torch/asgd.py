@@ -8,7 +8,7 @@ from thalweg.rules.torch.common import as_read, at_least_one, decayed, direction
 
 
 def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
-    """Return {name: scalar of step t}, with the `eta` and `mu` of the next step."""
+    """Return {name: scalar of step t} for `update`, with the `eta` and `mu` of the next step."""
     return {
         "direction": direction_of(maximize),
         "shrink": 1 - lambd * as_read(eta),

@@ -19,7 +19,7 @@ def prepare(
     t,
     mu_product,
 ):
-    """Return {name: scalar of step t}, with a new `mu_product` of unchanged dtype."""
+    """Return {name: scalar of step t} for `update`, with a new `mu_product` of unchanged dtype."""
     mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
     mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))
     mu_product = multiplied(mu_product, mu)

@@ -6,7 +6,7 @@ from thalweg.rules.torch.common import as_read, decayed, lerp, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Return {name: scalar of step t} for a parameter group."""
+    """Return {name: scalar of step t} for `update` of a parameter group."""
     correction = 1 - beta2**t
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * t * (beta2**t) / correction

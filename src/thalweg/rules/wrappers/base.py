@@ -118,10 +118,10 @@ def around(
 
 
 def check_rate(rule: Rule, name: str) -> None:
-    """Raise an error if a rule's steps cannot be scaled by its learning rate.
+    """Raise RuleError if a rule's steps cannot be scaled by its learning rate.
 
-    Raises:
-        RuleError: The rule has no `learning_rate`, or has `per_optimizer`, which computes a rate.
+    The rule has no `learning_rate`, or has `per_optimizer`, which computes a rate. `name` is the
+    wrapper's name for the message.
     """
     if rule.per_optimizer is not None:
         raise RuleError(

@@ -70,7 +70,7 @@ def cautious_decay(rule: Rule) -> Rule:
     """Return a copy of the rule that decays only elements whose step points toward 0.
 
     The decay is the variable minus `base` in the call `moved(base, step)` of the rule's `update`.
-    If `base` is the variable itself, an error is raised when the new formula is read.
+    If `base` is the variable itself, engines raise RuleError for the new rule.
     """
     return wrapped(
         rule,

@@ -69,7 +69,8 @@ def constant(
 ) -> Tensor:
     """Return a new tensor from a number, array or nested lists, optionally reshaped to `shape`.
 
-    In a graph too few values are padded with the last value, unless `verify_shape` is True.
+    A single value fills `shape`, and in a graph the last of too few values is repeated, unless
+    `verify_shape` is True. Raise InvalidTypeError if the value does not fit the shape.
     """
     sizes = None if shape is None else _graph.ints(shape)
     return _graph.constant(value, dtype, sizes, name, verify_shape)
@@ -163,7 +164,9 @@ def dropout(
     name: str | None = None,
     rate: float | None = None,
 ) -> Tensor:
-    """Set random elements to 0; keep each element with probability `keep_prob`, or 1 - `rate`.
+    """Return a tensor with random elements of `x`, scaled by 1 / `keep_prob`, and zeros elsewhere.
+
+    An element is kept with probability `keep_prob`, which is 1 - `rate` if `rate` is given.
 
     Raises:
         ValueError: Both or none of `keep_prob` and `rate` are given, or the value is out of range.

@@ -76,8 +76,8 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset with the elements of `step(iterator over this dataset)`.
 
-        `spec()` returns the new `element_spec`. `count_after(n)` returns the new number of elements
-        if this dataset has n elements.
+        `spec()` returns the new `element_spec`; None leaves it unchanged. `count_after(n)` returns
+        the new number of elements, None if unknown, if this dataset has n; by default it returns n.
         """
         find = spec or (lambda: self.element_spec)
         count = self._count
@@ -93,7 +93,11 @@ class Dataset:
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """Return a dataset of `step(iterator, size)`; see `_add_step`. `size` may be symbolic."""
+        """Return a dataset with the elements of `step(iterator over this dataset, size)`.
+
+        `size` is an integer above 0, or a symbolic tensor that is evaluated when a run initializes
+        the iterator. `argument` names it in messages. See `_add_step` for `spec` and `count_after`.
+        """
         if not is_symbolic(size):
             size = checked(argument, size)
             return self._add_step(lambda elements: step(elements, size), spec, count_after)
@@ -152,8 +156,9 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of the values that `generator(*args)` yields.
 
-        Each iteration calls `generator`. Raise TypeError if `generator` is not callable, or if
-        both `output_types` and `output_signature` are missing.
+        Each iteration calls `generator`. An element is described by `output_types`, optionally with
+        `output_shapes`, or by `output_signature`, a nest of `TensorSpec`. Raise TypeError if both
+        are missing, or if `generator` is not callable.
         """
         if not callable(generator):
             raise TypeError("generator must be callable.")

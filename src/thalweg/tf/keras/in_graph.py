@@ -126,9 +126,10 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Return True if a layer call adds an operation to the graph; `leaves` are its arguments.
+    """Return True if a layer's call with the arguments `leaves` must add an operation to the graph.
 
-    Symbolic tensors add an operation. Arrays add an operation unless Keras is computing shapes.
+    A symbolic tensor among the arguments suffices. So does an array or tensor, unless Keras only
+    computes shapes: in a stateless scope, or with a `KerasTensor` among the arguments.
     """
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True

@@ -294,7 +294,7 @@ def _has_ends(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
 def _derive_from_functional(user_class: type[Model]) -> None:
     """Replace `Model` by `Functional` among the bases of a user's class, in place.
 
-    Keras would change the bases of thalweg's `Model`, too.
+    Keras itself would also change the bases of thalweg's `Model`, for all classes.
     """
     for base in user_class.__bases__:
         if base is not Model and issubclass(base, Model):

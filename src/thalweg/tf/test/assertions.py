@@ -70,7 +70,11 @@ class Comparing(unittest.TestCase):
         bfloat16_atol: float = 1e-2,
         msg: str | None = None,
     ) -> None:
-        """Call `assertAllClose` with the largest of `rtol` and the tolerances for both dtypes."""
+        """Call `assertAllClose` with tolerances for the dtypes of `a` and `b`.
+
+        The relative tolerance is the largest of `rtol` and, for each of the two dtypes, an argument
+        such as `half_rtol`; the absolute tolerance likewise.
+        """
         tolerances = locals()
         for value in (a, b):
             prefix = _KINDS.get(_dtype_name(value), "")
@@ -152,9 +156,7 @@ class Comparing(unittest.TestCase):
     def assertArrayNear(
         self, farray1: Any, farray2: Any, err: object, msg: str | None = None
     ) -> None:
-        """Fail unless two lists of numbers are equally long, and differ by at most `err` at each
-        place.
-        """
+        """Fail unless two lists have equal lengths and differ by at most `err` in each number."""
         self.assertEqual(len(farray1), len(farray2), msg)
         for actual, expected in zip(farray1, farray2, strict=True):
             self.assertNear(actual, expected, err, msg)

@@ -108,7 +108,7 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 def merge_all(
     key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
 ) -> Any:
-    """Return `merge` of the summaries in a collection of the default graph; None without summaries.
+    """Merge the summaries in a collection of the default graph; see `merge`. Return None if empty.
 
     `scope` is an optional regular expression for the beginning of names. Summaries with other
     names are left out.
@@ -129,6 +129,7 @@ def _make_summary(
 
     Args:
         name, collections, family: As in `scalar`.
+        tensor: The value for `describe`: a symbolic tensor, or text.
         describe: `describe(tensor_value, tag)`, called in a run, returns a `Summary.Value`, or a
             list of them.
     """

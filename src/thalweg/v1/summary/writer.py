@@ -92,7 +92,8 @@ class FileWriter:
     def add_event(self, event: Any, global_step: Any = None) -> None:
         """Write an `Event` to the file; do nothing if the file is closed.
 
-        Change `event` in place: a wall time of 0 becomes the present, and a `global_step` its step.
+        Change `event` in place: set `wall_time` to now if it is 0, and `step` to `global_step`
+        if that is not None.
         """
         if self._events is None:
             return

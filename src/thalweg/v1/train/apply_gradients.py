@@ -80,7 +80,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         Raise ValueError if `pairs` is empty.
 
         Returns:
-            In eager mode, the result of `_apply`. In graph mode, an operation that takes the step.
+            In graph mode, an operation that takes the step. In eager mode, the result of a
+            subclass's `_finish` if `global_step` is None, else None.
         """
         if not pairs:
             raise ValueError("No variables provided.")
@@ -132,9 +133,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         already called, and `report` is None, take a full step here with their results.
 
         Args:
-            pairs: (gradient, variable) pairs. Unless a list, which can be read twice, return False.
+            pairs: A list of (gradient, variable) pairs; for another type, return False.
             global_step, captured: As in `StepArguments`.
-            report: Optional. Records whether the step was taken. If None, build no new replay.
+            report: Optional. Records whether the step was taken. If None, no replay is built here.
             transforms: Gradient transforms; `decide`, `watch` and `calls` must be unset.
         """
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
@@ -182,7 +183,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
 
         Args:
             pairs: (gradient, variable) pairs. Gradients are not None.
-            arguments: The global step, the name of the step, and others.
+            arguments: The `global_step` and the name of the step; see `StepArguments`.
             transforms: Transforms of the gradients before the update.
             copies: One 16-bit tensor per pair, overwritten with the updated variable; or None.
             finished: Optional. A list; the result of `_finish` is appended to it.
@@ -248,9 +249,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> StepResult:
         """Take the step by the plan in `cache`, or by a new plan; return a `StepResult`.
 
-        A plan has checked tensors and prepared kernel calls. Gradients are first summed over
-        replicas or shards, unless `hooks.sharing` is set. If a cached plan is reused, a replay may
-        be prepared in `cache` for later steps.
+        A plan has checked tensors and prepared kernel calls. With sharded slots or DTensors, first
+        set `hooks.sharing`, unless it is set already. If a cached plan is reused, a replay may be
+        prepared in `cache` for later steps.
 
         Args:
             hooks: The adapter, which calls the optimizer's hooks.
@@ -285,8 +286,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> object:
         """Compute gradients; apply and free each gradient inside the backward pass (GATE_NONE).
 
-        Return the result of `_finish`, or None with a `global_step`. Raise the first error of a
-        callback after all updates. See `Optimizer.minimize` for the arguments.
+        Return a subclass's result of `_finish`; without one, or with a `global_step`, return None.
+        Raise the first error of a callback after all updates. See `minimize` for the arguments.
         """
         loss_value, variables = forward(loss, var_list)
         errors: list[BaseException] = []

@@ -136,7 +136,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        """Return a `CallableRate`: each call evaluates all rates, and applies `function`."""
+        """Return a `CallableRate`: a call evaluates rates in the arguments, calls `function`."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
@@ -170,8 +170,8 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
     """Decorate a function that returns rates: set the attribute `source` of each returned rate.
 
-    `source` is (decorated function, {name: argument}). If an argument can change, other than the
-    step counter, the rate loses its formula (see `CallableRate.follow`).
+    `source` is (decorated function, {name: argument}). If an argument besides the step counter can
+    change, the rate loses its formula (see `CallableRate.follow`).
     """
     signature = inspect.signature(function)
 

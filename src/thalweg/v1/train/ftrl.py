@@ -122,9 +122,9 @@ class FtrlOptimizer(RuleOptimizer):
     def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
         """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
-        In the result, `l2` includes the term of `beta`, and `beta` is 0. `group` is `_ROWS` for
-        variables with sparse gradients, and None for other variables. Raise InvalidArgumentError
-        for `_ROWS` if the learning rate is not above 0.
+        In the result, `l2` includes the term of `beta`, and `beta` is 0. `values` has this step's
+        hyperparameters. `group` is `_ROWS` for variables with sparse gradients, else None. Raise
+        InvalidArgumentError for `_ROWS` if the learning rate is not above 0.
         """
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:

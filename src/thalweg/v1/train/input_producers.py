@@ -69,8 +69,8 @@ def input_producer(
         shared_name: Ignored.
         summary_name: Optional. The tag of a summary of the filled fraction of the queue.
         name: Optional. The name scope.
-        cancel_op: Optional. The operation that ends waits for the queue when the coordinator stops;
-            by default the queue is closed.
+        cancel_op: Optional. The operation to run when the coordinator stops; it must end waits for
+            the queue. By default it closes the queue.
 
     Raises:
         RuntimeError: In eager mode.

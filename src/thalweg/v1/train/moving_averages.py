@@ -156,7 +156,7 @@ class ExponentialMovingAverage(V1StateDict):
                 the step counts. An average without debiasing has None in the last two lists.
             values: The new values, one per average.
             decay: The decay rate of the averages.
-            count: The number of updates, or None.
+            count: The argument `num_updates`, which lowers the decay in early updates, or None.
         """
         averages, biased, steps = slots
         weight = share_of(decay, count, kind)
@@ -292,7 +292,7 @@ class ExponentialMovingAverage(V1StateDict):
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
-    """Raise InvalidTypeError unless sources are symbolic tensors or variables of trained dtypes."""
+    """Raise InvalidTypeError unless all are symbolic tensors or variables of `VALID_DTYPES`."""
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(

@@ -159,7 +159,7 @@ class QueueRunner:
     def create_threads(
         self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Return a list of new threads for a session, one per operation; [] if some still run.
+        """Return new threads, one per operation; [] if threads of the session still run.
 
         With a coordinator, the threads end when the coordinator stops, and an error of a thread
         stops the coordinator. A further thread, `close_on_stop`, runs `cancel_op` after the stop.

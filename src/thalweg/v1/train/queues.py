@@ -46,7 +46,7 @@ class _Store:
         """Append elements one by one; wait before each element while the queue is full.
 
         Raises:
-            CancelledError: The queue is closed.
+            CancelledError: The queue or the session is closed; `name` is in the message.
         """
         with self._lock:
             if self.closed:

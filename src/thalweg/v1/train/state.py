@@ -173,7 +173,7 @@ class State(TrackableSlots):
             initial_value: A number, array or tensor, or a callable without arguments that returns a
                 value. The value sets the dtype; a float gives float32.
             name: The name of the variable; in a graph, the name scope is prepended.
-            colocate_with: A graph variable creates `name` in its graph, an eager variable in none.
+            colocate_with: A graph variable, in whose graph `name` is created; or an eager variable.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:

@@ -179,14 +179,17 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Hook: read the hyperparameters of a step."""
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
-        """Hook after the updates and before `global_step` is raised: update the other counters.
+        """Hook after all updates, before `global_step` is raised: update the counters besides it.
+
+        By default these are the counters of `_counting_moves`, such as `beta1_power`.
 
         Args:
             update_ops: Results of the update hooks, one per variable.
             name_scope: "update" with a `global_step`, else "<name>/", the name scope of the step.
 
         Returns:
-            None in eager mode; while a graph is built, an operation that ends after all updates.
+            None in eager mode, where counters are updated now. While a graph is built, an operation
+            that runs all updates, then updates the counters.
         """
         if _graph.executing_eagerly():
             run(counting_calls(self._counting_moves(self._values())))
@@ -243,9 +246,9 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
     def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
         """Return True to update a variable by resource hooks, False to update it by plain hooks.
 
-        `resource` and `refs` are the names of both kinds of hooks. A variable with
-        `use_resource=False` prefers a plain hook of any subclass. Other variables use the hooks of
-        the most derived class that has hooks; resource hooks come first, and are the default.
+        `resource` and `refs` are the names of resource hooks and plain hooks. A variable with
+        `use_resource=False` uses plain hooks if any subclass has one. Else the most derived class
+        with a hook decides: True if it has a resource hook. Without such a class, return True.
         """
         # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
@@ -259,7 +262,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return True
 
     def _make_counting_operation(self, update_operations: list[object]) -> object:
-        """Return a new operation, which updates a step's counters after `update_operations`."""
+        """Return a new operation: it updates counters of `_counting_moves` after all updates."""
 
         def count_step(values: Values) -> None:
             with self._turn_lock(), self._locked():

@@ -86,8 +86,6 @@ def lines(
     Args:
         images: Shape (n, 8, 8), rows before columns.
         labels: The digit in each image.
-        count: The number of lines.
-        random: The random generator.
 
     Returns:
         Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6). After the last digit of

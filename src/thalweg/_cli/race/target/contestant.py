@@ -23,7 +23,6 @@ def make_optimizer(
         point: A point of `space`.
         model: The model to optimize. A matrix rule such as Muon updates only hidden matrices. AdamW
             then updates all other parameters, with the rate times `adamw_share`.
-        problem: The problem of the model.
         steps: The number of steps of the trial.
     """
     arguments = {**space.fixed, **point}

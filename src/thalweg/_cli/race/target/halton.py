@@ -11,7 +11,6 @@ def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
     """Return the first `count` points of the sequence, shifted modulo 1 by a random vector.
 
     Args:
-        count: The number of points.
         dimensions: The number of dimensions, up to 8.
         seed: Decides the shift.
 

@@ -52,8 +52,8 @@ def seconds_of(results: Results, key: Key) -> float:
 def place_all(results: Results, measure_run: Callable[[Results, Key], float]) -> list[RankedRun]:
     """Return all contestants ranked by a cost, the best first.
 
-    `measure_run(results, key)` returns the cost of a trial. Contestants are ranked by the medians
-    of costs over the studies. Paired comparisons over the studies give the possible ranks.
+    `measure_run(results, key)` returns the cost of a trial. Contestants are ranked by the score of
+    their median costs over the studies. The scores of single studies give the possible ranks.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]

@@ -133,7 +133,7 @@ class Results:
         return [list(study) for _, study in groupby(pending, key=lambda key: key[:3])]
 
     def to_time(self) -> list[Key]:
-        """Return the keys of the fastest trials of all studies, without those in `timings`."""
+        """Return the keys of the studies' fastest trials, without keys in `timings`."""
         plan = self.plan
         fastest_keys = [
             self.fastest(problem, name, study)

@@ -76,7 +76,8 @@ class Space:
         """Return the point {argument: value} of a trial.
 
         Args:
-            index: The number of the trial, counted over all studies. It selects one of `points`.
+            index: The number of the trial; numbers continue from study to study. If the space has
+                `points`, return point `index % len(points)`.
             unit: One number in [0, 1) per entry of `choices`, to select a value; unused if the
                 space has `points`.
         """

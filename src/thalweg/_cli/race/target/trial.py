@@ -70,7 +70,8 @@ def run_trial(
         point: A point of `space`.
         seed: Decides the initial weights and the order of the examples.
         threads: The number of threads of torch.
-        fastest: Optional. The number of steps of the study's fastest trial so far.
+        fastest: Optional. The number of steps of the study's fastest trial so far: a slower trial
+            does not count.
 
     Raises:
         EntryError: A step fails; the message has the optimizer and the point.

@@ -26,7 +26,8 @@ def split_powers(
 
     Returns:
         {"scope number": {"beta1_power": tensor, ...}}, and {name: tensor} of the other tensors. The
-        powers of one optimizer have a common scope and number in their names.
+        inner dicts, called sets, have the powers of one optimizer: powers whose names have the same
+        scope and number.
     """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
@@ -45,9 +46,10 @@ def with_powers(
 ) -> list[FoundOptimizer]:
     """Return copies of the optimizers with beta powers, and step counts inferred from the powers.
 
-    A set has the powers of one optimizer. If all sets are equal, the first is for all optimizers.
-    Else sets and optimizers with powers are paired in order. This needs equal numbers of both, and
-    a common name of the optimizers. If not, each optimizer is returned once per set, with a note.
+    `sets` is the first result of `split_powers`. If all sets are equal, each optimizer that has
+    powers gets the first set. If there are as many different sets as such optimizers, and these all
+    have the same name, they get the sets in order. If not, each such optimizer is returned once per
+    set, with a note. `counters` is {name: tensor} of step counters.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}
@@ -63,6 +65,7 @@ def with_powers(
             pairs += [(_with_shared_name(detected, key), powers) for key, powers in sets.items()]
         else:
             index = [optimizer is detected for optimizer in candidates].index(True)
+            # Equal sets were reduced to one, which all optimizers get.
             power_sets = list(sets.values())
             pairs.append((detected, power_sets[min(index, len(power_sets) - 1)]))
     return [with_steps(detected, powers, step_counts) for detected, powers in pairs]

@@ -200,9 +200,10 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 
 
 def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
-    """Return (family, {variable: {kind: slot}}) for each class that may have these slots.
+    """Return (family, {variable: {kind: slot}}) for each class that may have the slots `values`.
 
-    Slots of options that Keras adds to any class, such as moving averages, are omitted.
+    `values` are the arrays of the optimizer without scalars. Slots of options that Keras adds to
+    any class, such as moving averages, are left out of the result.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}

@@ -120,8 +120,9 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
     """Sort the slots of a Keras 3 optimizer, which has one list of slots per kind.
 
     Returns:
-        ({class name}, slots, []). If the lists do not fit a class, ({optimizer's name}, {},
-        [problem]). For a Keras class that `thalweg.keras` lacks, ({optimizer's name}, {}, []).
+        ({class name}, {variable: {kind: slot}}, []). If the lists do not fit exactly one class,
+        ({optimizer's name}, {}, [description of the problem]). For a Keras class that
+        `thalweg.keras` lacks, ({optimizer's name}, {}, []).
     """
     label = re.sub(r"_\d+$", "", listing.scope.rpartition("/")[2])
     if _plain_title(label) in UNSUPPORTED:
@@ -152,7 +153,8 @@ def _sort_by_names(listing: ListedVariables, variables: Sequence[Owner]) -> Sort
     """Sort slots whose names end with the names of variables, "Adam/m/layer1/kernel".
 
     Returns:
-        (first parts of the names, slots, texts about slots without a clear variable).
+        (first parts of the slots' names, {variable: {kind: slot}}, texts about omitted slots, whose
+        variable is unknown).
     """
     slots: Slots = {}
     labels: set[str] = set()

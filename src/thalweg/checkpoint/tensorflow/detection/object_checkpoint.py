@@ -343,7 +343,8 @@ def _has_default_name(family: Family, full_names: set[str], is_keras: bool) -> b
 def _with_hyperparameters(detected: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
     """Return a copy of a `v1` optimizer with betas and a step count from its beta powers.
 
-    A Keras optimizer is returned unchanged. `counters` is {name: step count} of other variables.
+    A Keras optimizer is returned unchanged. `counters` is {name: step count} of the variables that
+    count steps and belong to no optimizer.
     """
     if detected.face == "keras":
         return detected

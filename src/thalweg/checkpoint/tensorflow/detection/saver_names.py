@@ -84,8 +84,9 @@ def _add_loss_scale(
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Add the file's loss scale, with notes, to a copy of the only optimizer.
 
-    If `optimizers` is empty, an optimizer for the scale is made from the first family without
-    slots. With several optimizers or none, the loss scale is not added.
+    If `optimizers` is empty, an optimizer for the scale is made from the first of `families` that
+    has no slots. If there is no such family, or if there are several optimizers, the loss scale is
+    not added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -126,10 +127,6 @@ def _group_by_owner(
     variables_by_slot: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
 ) -> Slots:
     """Return {variable name: {last part of the slot name, such as "Adam_1": slot}}.
-
-    Args:
-        variables_by_slot: {slot name: variable name}.
-        stored_tensors: {name: tensor}.
 
     Raises:
         UnsupportedCheckpointError: Names of two slots of a variable end alike.
@@ -215,12 +212,12 @@ def _find_scoped_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name} for slots whose names begin with an additional scope.
 
-    An optimizer made in a scope prepends the scope to all its slots. So a scope is ignored if one
-    of its slots matches no variable of equal shape. A scope is also ignored if it contains a
-    variable in `unscoped_variables`.
+    An optimizer made in a scope prepends the scope to all its slots: "scope/w/Adam" is a slot of
+    "w". So a scope counts only if each of `names` in it matches a variable of equal shape, and if
+    no variable in `unscoped_variables` is in it.
 
     Args:
-        names: Slot names with one stem, such as "scope/w/Adam"; no variable is called "scope/w".
+        names: Slot names with one stem, such as "Adam", for which no variable "scope/w" exists.
         unscoped_variables: The variables that have a slot of this stem without additional scopes.
     """
     locations: dict[str, tuple[str, str]] = {}
@@ -244,11 +241,11 @@ def _find_scoped_owners(
 def _identify_by_stem(
     stem: str, slots: Slots, families: Sequence[Family], path: str
 ) -> list[FoundOptimizer]:
-    """Return the optimizers whose slots have this stem.
+    """Return the optimizers whose slots have names such as "w/Adam_1", with the stem "Adam".
 
-    The largest number of slots per variable decides. A family (class) with this number of slots is
-    preferred. Else, a family whose number of slots divides it stands for several equal optimizers.
-    If the family is not unique, return one optimizer with all slots and `family` None.
+    The largest number of slots per variable decides. The only family (class) with this number of
+    slots is selected. Otherwise, a family whose number of slots divides it stands for several equal
+    optimizers. If no family or several fit, return one optimizer with all slots and `family` None.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]

@@ -49,7 +49,7 @@ def _is_ordered(locations: Sequence[Place]) -> bool:
 
 
 def _may_follow(location: Place, next_location: Place) -> bool:
-    """Return True if a variable at `next_location` may directly follow one at `location`."""
+    """Return True if `next_location`, (number of a layer, path), may directly follow `location`."""
     # Two layers of the model, which the file lists in order.
     if location[0] != next_location[0]:
         return location[0] is not None and next_location[0] is not None
@@ -192,9 +192,9 @@ def owners_of(
 ) -> tuple[list[Owner | None], list[str]]:
     """Return ([variable of each slot or None], texts about slots without a variable).
 
-    A slot belongs to the variable with its full name and shape. Several such variables are paired
-    with slots in order. This needs numbered layers, and all slots in the order of the variables.
-    Else the element is None.
+    A slot belongs to the variable with its full name and shape. If several variables have this name
+    and shape, the slots are paired with them in order. That requires numbered layers, and slots in
+    the order of all variables. Otherwise, these slots get None.
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.

@@ -41,13 +41,14 @@ def loading_keras(
     """Return a context manager that yields the validated writes of slots and counters.
 
     Args:
-        slots: For each variable (variable, {slot name: slot}).
-        scalars: "iter", the step count, and other scalars of the optimizer.
-        hyperparameters: The hyperparameters in the file. The optimizer's schedules and callables
-            are retained.
+        slots: Pairs (variable, {slot name: slot}).
+        scalars: {name: scalar}: the step count as "iter", and Nadam's "momentum_cache".
+        hyperparameters: {name: value} in the file. Schedules and callables of the optimizer are
+            retained; its other hyperparameters are set.
 
     Raises:
-        CheckpointMismatchError: The optimizer has other slots or hyperparameters.
+        CheckpointMismatchError: The optimizer has other slots, or other values of arguments that
+            are not hyperparameters.
     """
     store = optimizer._hyper
     # No number depends on the name, "adam" in files of Keras 3.
@@ -228,9 +229,9 @@ def loading_v1(
 
 
 def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
-    """Return a copy of `slots` with moving averages, if `optimizer` is a `MovingAverageOptimizer`.
+    """Return a copy of `slots` with the file's moving averages.
 
-    This includes a wrapped `MovingAverageOptimizer`. For other optimizers, return `slots`.
+    Return `slots` itself unless `optimizer` is, or wraps, a `MovingAverageOptimizer`.
     """
     wrapper: Any = optimizer
     while not isinstance(wrapper, MovingAverageOptimizer):

@@ -87,9 +87,9 @@ def check_lost(detected: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
-    """Return the `Family` objects of a `thalweg.v1` class and of its nearest known base class.
+    """Return the `Family` objects of a `thalweg.v1` class, then of its nearest known base class.
 
-    The argument `name`, or its default, becomes the `title`, after which slots are named.
+    Slots are named after the `title` of a `Family`: the argument `name`, or the class's default.
     """
     class_name, *base_names = (base.__name__ for base in cls.__mro__)
     known_bases = [name for name in base_names if any(family.cls == name for family in V1)]
@@ -123,6 +123,7 @@ def make_optimizer(
     """Return a new optimizer of a class.
 
     Args:
+        detected: The optimizer in the file, whose hyperparameters become arguments, or None.
         arguments: The user's arguments of the constructor.
 
     Raises:
@@ -161,7 +162,11 @@ def make_optimizer(
 def _needed_arguments(
     cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
-    """Yield names of arguments in `accepted` that the file or the user must provide."""
+    """Yield names of arguments in `accepted` that the file or the user must provide.
+
+    These are arguments of `cls` without a default, `learning_rate`, `momentum` if a Keras file has
+    slots for it, and arguments for which several values fit the file.
+    """
     defaults = _constructor_defaults(cls).items()
     yield from (name for name, default in defaults if default is inspect.Parameter.empty)
     if "learning_rate" in accepted:

@@ -279,7 +279,10 @@ def _check_returned(name: str, returned: object) -> Place | None:
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """Return the text of each wildcard of a pattern in `name`; None if `name` does not match."""
+    """Return the text of each wildcard in `name`; None if `name` does not match the pattern.
+
+    "*" matches text without `separator`, "**" any text; both match at least one character.
+    """
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"

@@ -92,7 +92,7 @@ def _describe_problem(
     destination: Place | None,
     targets: Mapping[str, Tensor],
 ) -> str:
-    """Return why a variable cannot be written to its destination; "" if it can."""
+    """Return why a variable cannot be written to its destination; "" if it can, or is omitted."""
     if destination is None:
         return f"{names[0]!r} belongs to nothing here"
     if destination.target is None:

@@ -1,5 +1,6 @@
-"""`tf.compat.v1`: TensorFlow 1. `import thalweg.tf.compat.v1 as tf` stands for `import tensorflow
-as tf` in code for it: graphs and sessions, and everything of `tf` that did not change.
+"""`tf.compat.v1`: TensorFlow 1, with graphs and sessions, and all of `tf` that did not change.
+
+In code for TensorFlow 1, replace `import tensorflow as tf` by `import thalweg.tf.compat.v1 as tf`.
 
 The first call of a function of this module begins graph mode: new constants and variables belong to
 the default graph, as in TensorFlow 1. There are two exceptions:

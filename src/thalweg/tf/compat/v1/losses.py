@@ -86,9 +86,10 @@ def get_regularization_loss(
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
 ) -> Tensor:
-    """Return the sum of the graph's collected losses and regularization losses.
+    """Return the sum of the losses that the graph has collected.
 
-    Raise ValueError if no losses were collected.
+    `add_regularization_losses` adds the collection REGULARIZATION_LOSSES, too. `scope` is a regular
+    expression: only losses whose names begin with a match count. Raise ValueError if none are left.
     """
     losses = get_losses(scope)
     if add_regularization_losses:
@@ -140,9 +141,9 @@ def compute_weighted_loss(
 
 
 def _alike_tensors(**pairs: object) -> list[Tensor]:
-    """Return the values of two keyword arguments as tensors of equal shape.
+    """Return the values of two keyword arguments as a list of two tensors.
 
-    Raise ValueError if an argument is None, or known shapes differ.
+    Raise ValueError, which names the arguments, if one is None, or if their known shapes differ.
     """
     for argument, value in pairs.items():
         if value is None:

@@ -35,12 +35,13 @@ Metric = tuple[Any, Any]
 
 
 class _Counts(NamedTuple):
-    """Sums over runs that a metric is computed from.
+    """Definition of a metric by sums, to which each run adds.
 
     Attributes:
         shapes: {name: shape} of the float32 variables of the sums.
         measure: `measure(weights, *values of inputs)` returns an increment for each sum; `weights`
             may be None.
+        inputs: The tensors that a run measures.
         finish: `finish(*sums)` returns the metric's value.
     """
 
@@ -73,7 +74,11 @@ def _count_over_runs(
     updates_collections: Any = None,
     name: str | None = None,
 ) -> Metric:
-    """Add variables of sums over runs to the graph; return (metric's value, update operation)."""
+    """Add a metric and the variables of its sums to the graph; return (value, update operation).
+
+    A run of the update operation adds to the sums, and returns the new value of the metric. Raise
+    FailedPreconditionError in eager mode.
+    """
     name = name or metric_name
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
@@ -120,7 +125,7 @@ def _count_mean(
     inputs: Sequence[object],
     finish: Callable[[Tensor, Tensor], object] = quotient,
 ) -> _Counts:
-    """Return the sums for the weighted mean of `function(*inputs)`.
+    """Return the definition of a metric: the weighted mean of `function(*inputs)` over all runs.
 
     `finish(total, count)` returns the metric's value, by default total / count.
     """
@@ -321,7 +326,10 @@ def _check_curve(curve: str, summation_method: str) -> None:
 
 
 def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
-    """Return the area under a curve; `counts` are vectors over thresholds, ordered as `_KINDS`."""
+    """Return the area under a curve; `curve` and `summation_method` are those of `auc`.
+
+    `counts` are four vectors over thresholds, in the order of `_KINDS`: true positives first.
+    """
     true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
         return _interpolated_area(true_pos, false_neg, false_pos)

@@ -99,9 +99,10 @@ class LARSOptimizer(RuleOptimizer):
         return _Group.SKIPPED if is_skipped else _Group.ADAPTIVE
 
     def _hyper_scalars(self, values: Values, dtype: Dtype, group: Hashable) -> Values:
-        """Return {name: scalar of `dtype`} for the rule; `values` are the hyperparameters.
+        """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
-        In the group `ADAPTIVE`, `adaptive` is 1. In others, `adaptive` and `weight_decay` are 0.
+        `values` has this step's hyperparameters. The group `ADAPTIVE` has the scalar `adaptive` 1.
+        Other groups have `adaptive` 0 and `weight_decay` 0.
         """
         # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
         # sparse kernels get float32 tensors, as in other optimizers.

@@ -100,7 +100,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
     def swapping_saver(
         self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
-        """Return a `Saver` that saves each average under its variable's name, and vice versa.
+        """Return a `Saver` that swaps names: averages are saved as variables, and vice versa.
 
         A plain `Saver`, as in an inference graph, restores the saved averages into the variables.
         The returned `Saver` restores each value into the tensor that was saved.

@@ -164,7 +164,7 @@ def _clip_call(
 ) -> atomic_section.Call:
     """Compute the clipped value now; return a function that writes it into `var`.
 
-    After a sparse gradient only the gradient's rows are clipped, unless `dims` contains 0.
+    With a sparse `grad`, only the rows of its indices are clipped, unless `dims` contains 0.
     """
     detached = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:

@@ -170,10 +170,11 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: Values, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return a list with one group, a hashable, per variable; None for a single group.
+        """Return the group of each variable, a hashable; variables of equal groups share scalars.
 
-        Variables of equal groups share hyperparameters. The groups are those of the extended
-        optimizer, wrapped in `_Spared` for variables that `decay_var_list` excludes.
+        Without a `decay_var_list`, return the groups of the extended optimizer: a list, or None if
+        all variables are one group. With it, return a list, in which the groups of variables that
+        are not decayed are wrapped in `_Spared`.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]

@@ -68,7 +68,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> list[tuple[Any, Any]]:
-        """Return gradients of the scaled loss, divided by the scale; see `Optimizer`."""
+        """Return (gradient, variable) pairs: gradients of the scaled loss, divided by the scale."""
 
         def scale_loss(loss_value: object) -> object:
             return loss_value * _cast_scale(self._loss_scale(), loss_value)

@@ -59,8 +59,8 @@ def MonitoredTrainingSession(
         save_checkpoint_secs: Seconds between two checkpoints; 600 by default, unless
             `save_checkpoint_steps` is given. 0 or None saves no checkpoints.
         save_summaries_steps: Steps between two summaries; 100 by default, unless
-            `save_summaries_secs` is given. 0 or None saves no summaries, nor does a missing folder.
-        save_summaries_secs: Seconds between two summaries.
+            `save_summaries_secs` is given. 0 or None saves no summaries.
+        save_summaries_secs: Seconds between two summaries. Without a folder, none is saved.
         stop_grace_period_secs: As in `MonitoredSession`.
         log_step_count_steps: Steps between two logs of the step rate; needs a folder.
         max_wait_secs: Ignored.

@@ -119,10 +119,10 @@ class Scaffold:
         """Return the item of a graph's collection; create and add an item if there is none.
 
         Args:
-            arg_name: Name of the constructor's argument, for the error.
-            collection_key: The collection.
-            default_constructor: `default_constructor()` returns a new item. None is returned, but
-                not added.
+            arg_name: Name of the argument of `Scaffold`, for the error.
+            collection_key: The key of the collection.
+            default_constructor: `default_constructor()` returns a new item, or None, which is
+                returned but not added.
 
         Raises:
             RuntimeError: The collection has several items.

@@ -181,7 +181,9 @@ class Checkpoint(Trackable):
     def restore(
         self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
-        """Restore a checkpoint of `save`, as described in the class; change nothing on an error.
+        """Restore a checkpoint of `save` into all existing objects; change nothing on an error.
+
+        Values of missing objects are kept until the objects are created.
 
         Args:
             save_path: A path that `save` returned, or the path of TensorFlow's checkpoint without
@@ -189,7 +191,7 @@ class Checkpoint(Trackable):
             options: Accepted for compatibility.
 
         Returns:
-            A status, whose methods report unused values, and load values into sessions.
+            A status. Methods report unused values, or load values into a session (graph mode).
 
         Raises:
             MissingFileError: The checkpoint does not exist.

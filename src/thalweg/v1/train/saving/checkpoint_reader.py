@@ -205,7 +205,7 @@ def _describe_misfit(
 ) -> str | None:
     """Return why a saved shape and dtype do not fit a variable, or None if both fit.
 
-    `reshape` accepts a shape with the variable's number of elements. `prefix` is for the text.
+    With `reshape`, a shape with the variable's number of elements fits. `prefix` is for the text.
     """
     expected, info = variable.shape, variable._save_slice_info
     is_full = info is not None and tuple(shape) == tuple(info.full_shape)

@@ -153,7 +153,7 @@ class BatchNormalization(Layer):
         return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
 
     def _update_averages(self, inputs: Any, training: object) -> None:
-        """Update the moving averages at once, or in a graph add operations to UPDATE_OPS."""
+        """Update the moving averages if `training` is true: now, or in runs of UPDATE_OPS."""
         fraction = 1 - self.momentum
 
         def measure(batch: Any) -> Any:

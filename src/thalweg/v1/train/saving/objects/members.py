@@ -120,8 +120,9 @@ def child_of(owner: object, name: str) -> Any:
 def held_by(value: Any, graph: Any) -> Any:
     """Return the object whose state is saved for `value`, a child of a checkpoint.
 
-    For a `Trackable`, return `value._checkpointed()`, such as a wrapped optimizer. For a parameter
-    or buffer with a variable in `graph`, return the variable. Return any other object unchanged.
+    For a `Trackable`, return `value._checkpointed()`: for example the optimizer that it wraps. For
+    a parameter or buffer with a variable in `graph`, return the variable. Return any other object
+    unchanged.
     """
     if isinstance(value, Trackable):
         return value._checkpointed()

@@ -281,8 +281,12 @@ class Walk:
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
         """Queue the slot of `link`; do nothing unless both optimizer and variable were visited.
 
-        `held`, the object at `node`, is the optimizer or the variable. If the optimizer has no such
-        slot and creates none now, it stores the slot's position for its first step.
+        If the optimizer has no such slot and creates none now, it stores the slot's position for
+        its first step.
+
+        Args:
+            link: Positions of optimizer and variable, the slot's name, the slot's position.
+            node, held: A position in `link`, and its object, the optimizer or the variable.
         """
         ends: list[Any] = [
             held if end == node else self._objects.get(end, self._values.objects.get(end))

@@ -61,8 +61,8 @@ def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any
 def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
     """Add a layer's variables and outputs to collections of the graph; return the outputs.
 
-    `variables` is a list of collections, or {variable name: collections}. `layer` is None if there
-    are no variables. `collections` are for `outputs`.
+    `variables` are the collections for all variables of the layer, or {variable name: collections}.
+    `layer` is None if it has no variables. `collections` are the collections for `outputs`.
     """
     for variable in [] if layer is None else layer.variables:
         _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
@@ -181,10 +181,10 @@ def batch_norm(
 ) -> Tensor:
     """Return inputs normalized by `tf.layers.batch_normalization`, by default without `gamma`.
 
-    With `updates_collections=None` the outputs wait for updates of the moving averages. The moving
-    variance averages unbiased variances for inputs of 2 or 4 dimensions, unless `fused` is False.
-    `renorm_clipping` and `renorm_decay` are ignored. Raise NotImplementedError for `batch_weights`,
-    `zero_debias_moving_mean`, `renorm` or `adjustment`.
+    With `updates_collections=None` the outputs wait for updates of the moving averages. Unbiased
+    variances enter the moving variance for inputs of 2 or 4 dimensions, and biased variances for
+    other inputs, or if `fused` is False. `renorm_clipping` and `renorm_decay` are ignored. Raise
+    NotImplementedError for `batch_weights`, `zero_debias_moving_mean`, `renorm` or `adjustment`.
     """
     _check_unsupported(batch_weights=batch_weights, renorm=renorm, adjustment=adjustment)
     _check_unsupported(zero_debias_moving_mean=zero_debias_moving_mean)

@@ -63,15 +63,16 @@ def optimize_loss(
         learning_rate: A float, which becomes the variable `learning_rate`; a scalar of the graph;
             or None if the optimizer has a learning rate.
         optimizer: A name in `OPTIMIZER_CLS_NAMES`, an optimizer class, an optimizer, or a function:
-            `optimizer(learning_rate)` returns an optimizer.
+            `optimizer(rate)`, or `optimizer()` without a learning rate, returns an optimizer.
         gradient_noise_scale: Optional. Standard deviation of noise added to gradients.
         gradient_multipliers: Optional. {variable or its name: factor of the gradient}.
-        clip_gradients: Optional. The maximum global norm, or a function: `clip_gradients(pairs)`
-            returns new (gradient, variable) pairs.
+        clip_gradients: Optional. The maximum global norm, a float, or a function:
+            `clip_gradients(pairs)` returns new (gradient, variable) pairs.
         learning_rate_decay_fn: Optional. `f(learning_rate, step)` returns the rate of a step.
         update_ops: Operations that run before the loss; by default the collection UPDATE_OPS.
         variables: Variables to train; by default all trainable variables.
-        summaries: Names in `OPTIMIZER_SUMMARIES` of the summaries to add.
+        summaries: Names in `OPTIMIZER_SUMMARIES` of the summaries to add; by default "loss",
+            "learning_rate" and "global_gradient_norm".
         colocate_gradients_with_ops: Ignored.
         increment_global_step: True to increment `global_step`.
 
@@ -162,7 +163,10 @@ def _make_rate(
 
 
 def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
-    """Return an optimizer unchanged; for a name, a class or a function, make one with `rate`."""
+    """Return an optimizer unchanged; for a name, a class or a function, make one with `rate`.
+
+    Raise InvalidArgumentError for anything else, or if a name or class gets the rate None.
+    """
     if isinstance(optimizer, train.Optimizer):
         return optimizer
     make: Any = optimizer
@@ -218,12 +222,13 @@ def _clip_and_summarize(
 ) -> list[tuple[Any, Any]]:
     """Return the pairs with clipped gradients; add the summaries of loss and gradients.
 
-    `clip` is the maximum global norm, or a function: `clip(pairs)` returns new pairs. None clips
-    nothing. Raise InvalidArgumentError for any other object.
+    `clip` is a float, the maximum global norm, or a function: `clip(pairs)` returns new pairs. None
+    clips nothing. Raise InvalidArgumentError for any other object, even an int.
     """
     has_norms = "global_gradient_norm" in summaries or "gradient_norm" in summaries
     if has_norms:
         summary.scalar("global_norm/gradient_norm", global_norm([grad for grad, _ in pairs]))
+    # As in TensorFlow, which also raises an error for an int.
     if isinstance(clip, float):
         clipped, _ = clip_by_global_norm([grad for grad, _ in pairs], clip)
         pairs = [(grad, var) for grad, (_, var) in zip(clipped, pairs, strict=True)]
