@@ -83,7 +83,8 @@ def _add_derivatives(
     """Add one operation for all gradients; return {source: gradient}.
 
     Sources on which no target depends have no entry. `weights` are the output gradients of
-    `targets`; `stops` are treated as constants. If `zero`, a run returns zeros instead of None.
+    `targets`; `stops` are treated as constants. If a run finds that no
+    target depends on a source, the gradient of this run is None, or zeros if `zero`.
     """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))

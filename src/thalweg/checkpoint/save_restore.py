@@ -437,7 +437,8 @@ def _prepare_optimizer(
     """Return the validated writes that set the states of an optimizer and of its schedules.
 
     Set nothing. Return [] if `optimizer` is None. The optimizer is locked until `exit_stack` is
-    closed. With `check_arguments=False`, states that do not fit its schedules are ignored.
+    closed. With `check_arguments=False`, a saved schedule that differs from that of `optimizer` is
+    ignored.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes of the state differ.

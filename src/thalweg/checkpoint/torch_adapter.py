@@ -321,7 +321,8 @@ class TorchOptimizerAdapter:
     ) -> list[str]:
         """Return the keys of missing state that loading must set to the parameter's value.
 
-        Only state of options, such as averages, is initialized. Without `convert=True`, return [].
+        These are keys of the optimizer's keywords, such as "ema" of `ema_decay`. Without
+        `convert=True`, return [].
         The lists `errors` and `missing` are unchanged for a parameter before its first step.
 
         Args:

@@ -158,7 +158,7 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
-    """Run a candidate twice, with different seeds; return the result of `drive`.
+    """Call `drive` with seeds 0 and 1; return the result of the first call.
 
     Raise ConformError if the second run differs, or if no parameter moves.
     """

@@ -242,9 +242,11 @@ def _make(action: Action, keep: int | None, state_dict: dict[str, Any]) -> Spike
 
 
 def _check_action(action: object, keep: object) -> int:
-    """Return `keep`. For None, return 20 if `action` is "rollback", else 0.
+    """Return `keep`; for None, 20 if `action` is "rollback", else 0.
 
-    Raise InvalidTypeError or InvalidArgumentError if `action` or `keep` is invalid.
+    Raises:
+        InvalidTypeError: `action` is no action, or `keep` is neither None nor an integer.
+        InvalidArgumentError: `keep` is below 1, or is not None with `action="skip"`.
     """
     if not (action in ACTIONS if isinstance(action, str) else callable(action)):
         raise InvalidTypeError(

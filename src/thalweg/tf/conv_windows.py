@@ -130,8 +130,8 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
 def _in_torch_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a function of data (batch, channels, *sizes) to accept data with channels last, too.
 
-    `function(operand, kernel, windows, ...)` returns such data. The wrapper takes and returns data
-    in the layout of its argument `windows`.
+    `function(operand, kernel, windows, ...)` takes and returns data with channels first. The
+    wrapper takes and returns data with channels last if `windows.channels_first` is False.
     """
 
     @functools.wraps(function)

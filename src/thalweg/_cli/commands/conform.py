@@ -91,8 +91,8 @@ def conform(
     Both optimizers receive the same gradients. The result is one of three: parameters have the
     same bits after each step; they differ by at most 1e-5 of the distance they move, which is
     rounding; or they diverge. For a divergence the command prints the first step, parameter and
-    element, and which of the listed arguments, each tried alone, removes it. Thalweg's optimizer
-    receives the values of all arguments that both have.
+    element. It then changes one argument at a time, and prints the changes that remove the
+    divergence. Thalweg's optimizer receives the values of all arguments that both have.
 
     The exit status is 0 if they agree, 1 if they diverge, and 2 if they cannot be compared: the
     class cannot be constructed, needs an argument, or is not deterministic.

@@ -101,8 +101,8 @@ class GatheredMatrices:
         """Run a stage of the rule: gather inputs to the owners, compute there, scatter the outputs.
 
         All ranks must call this method. If the stage fails on one rank, all ranks raise. An output
-        that is a value of a pass overwrites this value in place. An output that is a slot is added
-        to `updates`.
+        with the name of an array that an earlier kernel computed (`Pass.makes`) overwrites this
+        array. An output with the name of a slot is added to `updates`.
 
         Args:
             stage: The stage; skipped for a matrix unless `is_due(step count, stage.every)`.

@@ -71,8 +71,8 @@ def into_basis(
 ):  # fmt: skip
     """Rotate the gradient `turned` and `mean` into the bases; return {argument's name: new tensor}.
 
-    The factors change in each step, the bases every `frequency` steps. The mean squares `square`
-    are only reordered with the bases.
+    First, every `frequency` steps, compute new bases, and reorder the mean squares `square` if the
+    eigenvectors change places. Then add the gradient to the factors. No argument is written.
     """
     grad, weight, whitenings = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step

@@ -129,8 +129,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> bool:
         """Take a step by the cached replay of the last step; return True if the step was taken.
 
-        Return False if nothing changed; the caller then takes a full step. If users' functions were
-        already called, and `report` is None, take a full step here with their results.
+        Return False if nothing changed; the caller then takes a full step. The replay calls
+        functions that users passed as hyperparameters. If it then finds that it cannot take the
+        step, and `report` is None, take a full step here with their results.
 
         Args:
             pairs: A list of (gradient, variable) pairs; for another type, return False.

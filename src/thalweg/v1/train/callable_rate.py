@@ -254,8 +254,8 @@ def _combine_rates(
 ) -> CallableRate:
     """Return a `CallableRate` whose calls return `function` of the operands' present values.
 
-    An operand is a rate or a number. If all rates have formulas of the same step counter, and all
-    numbers are constants, the new rate has a formula, too (see `CallableRate.follow`).
+    An operand is a rate, a number or a tensor. If all rates have formulas of the same step counter,
+    and no operand is a tensor, the new rate has a formula, too (see `CallableRate.follow`).
     """
     rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]

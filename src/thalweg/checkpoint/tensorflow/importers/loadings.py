@@ -193,7 +193,10 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return {key: zeros} for the gradient sums of `opt`, if any; `keys` is {id(variable): key}."""
+    """Return zeros for the gradient sums of `opt`, or {} if it has none.
+
+    A key of the result is `keys[id(variable)]` with the suffix `/` and `ACCUMULATOR`.
+    """
     if opt._accumulators is None:
         return {}
     is_mixed = opt._pipeline.mixed is not None

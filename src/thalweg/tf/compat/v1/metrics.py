@@ -328,7 +328,8 @@ def _check_curve(curve: str, summation_method: str) -> None:
 def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
     """Return the area under a curve; `curve` and `summation_method` are those of `auc`.
 
-    `counts` are four vectors over thresholds, in the order of `_KINDS`: true positives first.
+    `counts` are four vectors over thresholds: true positives, false negatives, true negatives,
+    false positives.
     """
     true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
