@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -377,10 +378,10 @@ class Rule:
         """Return "row" or "column" by the name of each vector that formulas use."""
         axis_by_name = {measure.makes: measure.over for measure in self._measures}
         of_lines = {name: axis for name, axis in axis_by_name.items() if axis != "variable"}
-        return {**{slot.name: str(slot.per) for slot in self._line_slots}, **of_lines}
+        return {**{slot.name: str(slot.per) for slot in self.line_slots}, **of_lines}
 
     @lazy
-    def _line_slots(self) -> tuple[Slot, ...]:
+    def line_slots(self) -> tuple[Slot, ...]:
         """Return the slots with one number per row or column."""
         return tuple(slot for slot in self.slots if slot.per in ("row", "column"))
 
@@ -398,7 +399,7 @@ class Rule:
     @lazy
     def is_of_lines(self) -> bool:
         """Return True if the rule uses rows or columns of variables' last two dimensions."""
-        return bool(self._measures or self._line_slots)
+        return bool(self._measures or self.line_slots)
 
     @lazy
     def matrix_stages(self) -> list[Any]:
@@ -409,6 +410,16 @@ class Rule:
         """
         stages: list[Any] = [entry for entry in self.passes if hasattr(entry, "of_matrices")]
         return [stage for stage in stages if stage.of_matrices or not self.is_of_lines]
+
+    @lazy
+    def leading_passes(self) -> tuple[Any, ...]:
+        """Return the passes up to the first measure or stage over rows and columns.
+
+        Each is a `Pass` or one of `matrix_stages`.
+        """
+        passes: tuple[Any, ...] = self.passes
+        stages = self.matrix_stages
+        return tuple(takewhile(lambda x: hasattr(x, "of_elements") or x in stages, passes))
 
     @lazy
     def layout(self) -> MatrixLayout:
@@ -429,7 +440,7 @@ class Rule:
 
         Reductions that only `per_optimizer` reads do not count: they cover all variables.
         """
-        if self._line_slots or any(
+        if self.line_slots or any(
             not hasattr(rule_pass, "of_elements") for rule_pass in self.passes
         ):
             return True

@@ -25,6 +25,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"state_dtype": torch.bfloat16},
     {"clip_grad_norm": 0.5},
     {"clip_grad_value": 0.5},
+    {"state_storage": "8bit"},
+    {"row_floor": 0.5},
+    {"row_floor": 0.5, "masters": True, "clip_grad_norm": 0.5},
     {"accumulate": 2},
     {"accumulate": 2, "clip_grad_norm": 0.5, "clip_grad_value": 1.0},
 ]
@@ -32,10 +35,13 @@ OPTIONS: list[dict[str, Any]] = [
 
 def make_optimizer(rule: str, **options: Any) -> tuple[Any, list[Parameter]]:
     """Return an optimizer with two groups of matrices and one of vectors, and its parameters."""
-    weights = [*params(2, (6, 4)), *params(2, (3, 4, 5)), *params(2)]
+    shape, layout = (3, 4, 5), "batch=1 rows=2"
+    if "row_floor" in options:  # for parameters of two dimensions
+        shape, layout = (12, 5), "rows=2"
+    weights = [*params(2, (6, 4)), *params(2, shape), *params(2)]
     groups = [
         {"params": weights[:2], "rule": rule, "lr": 0.02},
-        {"params": weights[2:4], "rule": rule, "layout": "batch=1 rows=2", "lr": 0.01},
+        {"params": weights[2:4], "rule": rule, "layout": layout, "lr": 0.01},
         {"params": weights[4:], "rule": "AdamW"},
     ]
     return optim.Mixed(groups, **options), weights

@@ -62,8 +62,6 @@ class Launch:
         group: The variables that the kernel updates.
         first: The index in the step of the first variable of the kernel's plan.
         places: For each variable of the step the key of its place.
-        update: Optional, for the kernel of a pass: the launch of the update. Both kernels read the
-            same addresses.
 
     Attributes:
         members: Indices in the step of the variables that the kernel updates.
@@ -71,13 +69,7 @@ class Launch:
         measures: The rule's reductions over these variables, which also compute scalars; or None.
     """
 
-    def __init__(
-        self,
-        group: engine.Group,
-        first: int,
-        places: Sequence[Any],
-        update: Launch | None = None,
-    ) -> None:
+    def __init__(self, group: engine.Group, first: int, places: Sequence[Any]) -> None:
         self.group = group
         self.members = [first + member for member in group.members]
         self.kernel, table = group.update_launch
@@ -90,8 +82,7 @@ class Launch:
         letter = "f" if self.kernel.dtype is np.float32 else "d"
         layout = Struct(f"={len(self.names)}{letter}")
         self._pack, self._size = layout.pack_into, layout.size
-        base = None if update is None else _shared_base(table.base, update.base)
-        self._argument = ReplayArgument(table, group.flush, base)
+        self._argument = ReplayArgument(table, group.flush)
         self.base = self._argument.base
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self._row_of = np.array(rows, np.int64)
@@ -233,17 +224,6 @@ class Launch:
             np.take(self._rows, self._row_of, 0, self._own_rows, "clip")
 
 
-def _shared_base(base: Int64, update_base: Int64) -> Int64:
-    """Return `update_base`, the addresses that an update reads.
-
-    Raises:
-        TypeError: A pass reads other addresses, `base`.
-    """
-    if not np.array_equal(base, update_base):
-        raise TypeError("A pass reads other memory than the update.")
-    return update_base
-
-
 class Launches:
     """All kernels of a replay.
 
@@ -269,10 +249,7 @@ class Launches:
             self.of.append([Launch(group, first, places) for group in groups])
             self.passes.append(
                 [
-                    [
-                        Launch(cast("engine.Group", group), first, places, update)
-                        for group, update in zip(plan.groups, self.of[-1], strict=True)
-                    ]
+                    [Launch(cast("engine.Group", group), first, places) for group in plan.groups]
                     for plan in _pass_plans_of(cached_plan)
                 ]
             )

@@ -2,9 +2,9 @@
 
 The *passes* of a rule are measures and stages. A measure is a sum or largest magnitude over each
 row, column or variable; a stage is a function of measures. A *sweep* is a kernel that computes
-measures in one reading of memory. The launches before an update are, in order: a kernel of
-`codegen_line_stage.py` that copies the addresses of gradients; each sweep, followed by a kernel of
-that module for the stages; and the programs that compute the scalars of each variable.
+measures in one reading of memory. The launches before an update are, in order: `AddressCopies`; a
+kernel of `codegen_line_stage.py`; each sweep, followed by a kernel of that module for the stages;
+and the programs that compute the scalars of each variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._base.rule_passes import Measure
-from thalweg._core.replay_reductions import ReplayedReductions, VariableScalars, program_of
+from thalweg._core.replay_reductions import (
+    AddressCopies,
+    ReplayedReductions,
+    VariableScalars,
+    program_of,
+)
 from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.codegen_line_stage import SIZE_WORDS, LineStage, LineStageKernel
@@ -136,26 +141,17 @@ class _StageLaunch:
         line_stage: The description of the kernel.
         memory: The memory of the variables.
         table: (variables, words) of the kernel.
-        pairs: Addresses from and to which the kernel copies words first.
     """
 
     is_serial = True
 
-    def __init__(
-        self,
-        line_stage: LineStage,
-        memory: _Memory,
-        table: Int64,
-        pairs: Sequence[tuple[int, int]],
-    ) -> None:
+    def __init__(self, line_stage: LineStage, memory: _Memory, table: Int64) -> None:
         self.kernel = _kernel_of(line_stage)
         self.rows = np.zeros((len(table), len(self.kernel.scalars)))
-        pair_words = np.array(pairs, np.int64)
-        arrays = table, self.rows, pair_words, memory.scratch
+        arrays = table, self.rows, memory.scratch
         # The block has only addresses, so the attribute keeps their memory alive.
         self._references = memory, *arrays
-        table_address, *addresses = (array.ctypes.data for array in arrays)
-        words = [0, len(table), table_address, addresses[0], len(pairs), *addresses[1:]]
+        words = [0, len(table), *(array.ctypes.data for array in arrays)]
         self._block = np.array(words, np.int64)
         self.address = self._block.ctypes.data
 
@@ -171,7 +167,7 @@ class _Memory:
     Args:
         rule: The rule, of which `group_passes` returns groups.
         group: The variables.
-        slots: The `shaped_slots` of each variable.
+        slots: The `line_slots` of each variable.
 
     Attributes:
         sizes: As of `Lines`.
@@ -199,7 +195,7 @@ class _Memory:
             self._words[f"result_{measure.makes}"] = self._place_result(measure)
         vectors = zip(rule.vectors, group.lines.base_of((*rule.vectors,)).T, strict=False)
         self._words |= {f"vector_{name}": addresses for name, addresses in vectors}
-        for k, slot in enumerate(rule.shaped_slots):
+        for k, slot in enumerate(rule.line_slots):
             self._words[f"slot_{slot.name}"] = [var_slots[k].data_ptr() for var_slots in slots]
 
     def _place_result(self, measure: Measure) -> Int64:
@@ -255,7 +251,7 @@ def replay_lines(
         launch: The kernel of the update, a `Launch`.
         stages: The transforms of gradients before the measures.
         scalar_slots: For each variable its slots of shape (), in the rule's order.
-        shaped_slots: For each variable its slots with a number for each row or column.
+        shaped_slots: For each variable its slots of the rule's `shaped_slots`.
 
     Raises:
         TypeError: Native code cannot run the passes. Or a slot of shape () has another dtype than
@@ -266,7 +262,9 @@ def replay_lines(
         raise TypeError("Kernels cannot run all passes.")
     if isinstance(group, ShortGroup):
         return _replay_small(rule, launch)
-    memory = _Memory(rule, group, shaped_slots)
+    # Matrix stages of `leading_passes` have slots of other shapes.
+    line_slots = shaped_slots if rule.line_slots else [()] * len(shaped_slots)
+    memory = _Memory(rule, group, line_slots)
     launches = _launch_sweeps(rule, groups, launch, stages, memory)
     if rule.per_variable is not None:
         program, slot_names = program_of(rule, dtype), [slot.name for slot in rule.measured_slots]
@@ -283,7 +281,7 @@ def _launch_sweeps(
 ) -> list[Any]:
     """Return the launches of sweeps, which are kernels of sums, in order.
 
-    The first launch runs stages (functions of sums), as does a launch after each sweep. A program
+    The second launch runs stages (functions of sums), as does a launch after each sweep. A program
     precedes a sweep that reads numbers of earlier sweeps.
 
     Args:
@@ -292,19 +290,20 @@ def _launch_sweeps(
     """
     sweeps = [launch.group.line_sweep(x.measures, stages, launch.base) for x in groups[1:]]
     # Kernels read the addresses of gradients from the second column of their tables.
-    pairs = [
-        (launch.base[member:, 1:].ctypes.data, sweep.base[member:, 1:].ctypes.data)
+    copies = AddressCopies(
+        (cell, sweep.base[member:, 1:].ctypes.data)
         for sweep in sweeps
-        for member in range(len(memory.sizes))
-    ]
+        for member, cell in enumerate(launch.cells())
+    )
     readers = [launch.kernel, *(sweep.kernel for sweep in sweeps)]
     read_names = {name for kernel in readers for name in kernel.vectors}
-    copied_slots = tuple(x.name for x in rule.shaped_slots if x.name in read_names)
+    copied_slots = tuple(x.name for x in rule.line_slots if x.name in read_names)
     flush = launch.group.flush and bool(stages)
     common = memory.slot_types, np.dtype(launch.dtype).name, flush
-    # Only the first kernel copies addresses and slots.
+    # Only the first kernel of stages copies slots.
     line_stage = LineStage(rule, (), groups[0].fused_stages, copied_slots, *common)
-    launches: list[Any] = [_StageLaunch(line_stage, memory, memory.table(line_stage, None), pairs)]
+    first = _StageLaunch(line_stage, memory, memory.table(line_stage, None))
+    launches: list[Any] = [copies, first]
     for k, (pass_group, sweep) in enumerate(zip(groups[1:], sweeps, strict=True), 1):
         if pass_group.reads_numbers:
             program = _trace_scalars(rule, groups[:k], launch.dtype, np.float64)
@@ -312,5 +311,5 @@ def _launch_sweeps(
             launches.append(VariableScalars(target, program, memory.sums))
         line_stage = LineStage(rule, pass_group.measures, pass_group.fused_stages, (), *common)
         table = memory.table(line_stage, sweep)
-        launches += [sweep, _StageLaunch(line_stage, memory, table, ())]
+        launches += [sweep, _StageLaunch(line_stage, memory, table)]
     return launches

@@ -19,7 +19,7 @@ import numpy as np
 
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import GuardTable, Launch, Member, replay_block, staged_plan_of
-from thalweg._core.replay_reductions import PlaceScalars
+from thalweg._core.replay_reductions import AddressCopies, PlaceScalars
 from thalweg._engines.cpu.launch import is_serial
 from thalweg._engines.protocol import Call, Columns
 
@@ -79,6 +79,7 @@ class ReplayedPasses:
 
     Args:
         launches: The kernels of each pass.
+        cells: As of `Launches`.
         scalars: The scalars of stages.
     """
 
@@ -86,13 +87,23 @@ class ReplayedPasses:
         self,
         cached_plan: CachedPlan,
         launches: Sequence[Sequence[Launch]],
+        cells: Sequence[int],
         scalars: StageScalars,
     ) -> None:
         self._plan, self._slots = staged_plan_of(cached_plan), cached_plan.shaped_slots
         self._launches, self._scalars = launches, scalars
-        self._records = [
-            np.array([launch.record() for launch in pass_launches], np.int64).reshape(-1, 4)
+        # The first launch of a pass copies the addresses of gradients from the update.
+        self._copies = [
+            AddressCopies(
+                (cells[member], cell)
+                for launch in pass_launches
+                for member, cell in zip(launch.members, launch.cells(), strict=True)
+            )
             for pass_launches in launches
+        ]
+        self._records = [
+            np.array([launch.record() for launch in (copies, *pass_launches)], np.int64)
+            for copies, pass_launches in zip(self._copies, launches, strict=True)
         ]
 
     def run(
@@ -114,7 +125,7 @@ class ReplayedPasses:
 
         def run_pass(index: int) -> int:
             records = self._records[index]
-            for record, launch in zip(records, self._launches[index], strict=True):
+            for record, launch in zip(records[1:], self._launches[index], strict=True):
                 if not is_serial(launch.elements):
                     record[2:] = launch.threads()
             guards.set_pass(records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from struct import Struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,6 +152,31 @@ class VariableScalars:
         self.address = self._block.ctypes.data
         # The block has only addresses, so the attribute keeps their memory alive.
         self._references = program, arrays
+
+
+class AddressCopies:
+    """Launch that copies the addresses of gradients to the tables of other kernels.
+
+    Args:
+        pairs: (source, target) addresses of the words to copy.
+
+    Attributes:
+        kernel, address: The compiled function and the address of its argument.
+        rows: The scalars of the function, which has none.
+    """
+
+    is_serial = True
+
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self._pairs = np.array([*pairs], np.int64).reshape(-1, 2)
+        self.kernel = SimpleNamespace(address=routine_address("copy_words"), scalars=())
+        self.rows = np.zeros((0, 0))
+        self._block = np.array([0, len(self._pairs), self._pairs.ctypes.data], np.int64)
+        self.address = self._block.ctypes.data
+
+    def record(self) -> tuple[int, int, int, int]:
+        """Return (function address, argument address, 0, 1) for a call on one thread."""
+        return self.kernel.address, self.address, 0, 1
 
 
 class ReplayedReductions:

@@ -110,14 +110,15 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Divide the passes of a rule into groups; `rule.measures`, if not empty, is the last group.
+    """Divide the passes after `rule.leading_passes` into groups; the last is `rule.measures`.
 
-    The first group has no measures. Return None if kernels cannot run all passes.
+    The first group has no measures. Without `rule.measures`, there is no group for them. Return
+    None if kernels cannot run all passes after `rule.leading_passes`.
     """
     if not _can_run_passes(rule):
         return None
     groups, sweeps, numbers = [PassGroup(())], group_measures(rule), set[str]()
-    for entry in rule.passes:
+    for entry in rule.passes[len(rule.leading_passes) :]:
         last_group = groups[-1]
         if isinstance(entry, FusedStage):
             groups[-1] = last_group._replace(fused_stages=(*last_group.fused_stages, entry))
@@ -135,15 +136,19 @@ def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
 
 
 def _can_run_passes(rule: Rule) -> bool:
-    """Return True if kernels can run all passes of a rule, and scalar programs its stages.
+    """Return True if kernels can run all passes after `rule.leading_passes`, and programs stages.
 
-    The rule must have passes over rows or columns, and no `Pass`. Its numbers (measures over
+    The rule must have passes over rows or columns, and no further `Pass`. With leading passes, it
+    must have no slots of rows or columns, which leading passes may read. Its numbers (measures over
     variables) must be sums. With numbers, it must have no `measures`. A fused stage must not read
     `element_count`. Another stage must run at each step, and read numbers besides scalars. It must
     read no number that an earlier measure of rows or columns reads: kernels may repeat the measure.
     """
-    numbers, read_names = set[str](), {*rule.vectors, RANDOM}
-    for entry in rule.passes:
+    slot_names = (slot.name for slot in rule.slots)
+    numbers, read_names = set[str](), {*rule.vectors, *rule.made, *slot_names, RANDOM}
+    if rule.leading_passes and rule.line_slots:
+        return False
+    for entry in rule.passes[len(rule.leading_passes) :]:
         if isinstance(entry, Measure):
             if entry.over != "variable":
                 read_names |= numbers.intersection(trace_formula(entry.function).scalars)

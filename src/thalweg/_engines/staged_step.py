@@ -442,9 +442,7 @@ class StagedStep:
         columns: Callable[[], Columns],
         slots: Sequence[Sequence[Tensor]],
     ) -> tuple[int, list[Call]]:
-        """Run the rule's passes and matrix stages in order; write neither variables nor slots.
-
-        Call `replay_passes` only for a rule without passes over rows and columns.
+        """Run the `leading_passes` of the rule in order; write neither variables nor slots.
 
         Args:
             run_pass: `run_pass(index)` runs a pass and returns 0, or a status that ends the run.
@@ -457,7 +455,7 @@ class StagedStep:
         """
         updates, pass_indices = SlotUpdates(), count()
         with no_grad():
-            for entry in self._rule.passes:
+            for entry in self._rule.leading_passes:
                 if isinstance(entry, Stage):
                     self._matrices.run_stage(entry, columns(), slots, updates)
                 elif status := run_pass(next(pass_indices)):

@@ -184,7 +184,7 @@ class ReplayedStep:
     def _has_passes_between_calls(self) -> bool:
         """True if a rule has passes (stages before the update) that need native calls of theirs."""
         rules = [sub_step.part.rule for sub_step in self.sub_steps]
-        return any(rule.passes and not rule.is_of_lines for rule in rules)
+        return any(rule.leading_passes for rule in rules)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
         """Return True if passes can run in native calls before the native call of the update.

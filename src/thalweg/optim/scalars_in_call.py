@@ -166,7 +166,8 @@ class ScalarsInCall:
                 end = first + len(sub_step.owners)
                 staged_members = stage_scalars.members(unplaced[first:end])
                 pass_members += [*unplaced[:first], *staged_members, *unplaced[end:]]
-                replayed.append(ReplayedPasses(sub_step.plan, passes, stage_scalars))
+                arguments = passes, launches.cells, stage_scalars
+                replayed.append(ReplayedPasses(sub_step.plan, *arguments))
             first += len(sub_step.owners)
         return pass_members, replayed
 

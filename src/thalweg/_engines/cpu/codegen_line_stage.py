@@ -24,10 +24,6 @@ from thalweg.formula import Rule, is_like_update
 _KERNEL = """
 def KERNEL_NAME(argument):
     work = int64_pointer(address_of(argument))
-    pairs = int64_pointer(work[5])
-    for k in range(work[4]):
-        target = int64_pointer(pairs[2 * k + 1])
-        target[0] = int64_pointer(pairs[2 * k])[0]
     for member in range(work[1]):
         place = int64_pointer(work[2] + {row_bytes} * member)
         matrices, rows, columns, down, across = place[0], place[1], place[2], place[3], place[4]
@@ -75,7 +71,7 @@ class LineStage:
         measures: The measures of the sweep, () before the first sweep.
         stages: The fused stages after the sweep.
         copied_slots: Slots of rows or columns that are copied for formulas of elements.
-        slot_types: Storage types of the rule's `shaped_slots`.
+        slot_types: Storage types of the rule's `line_slots`.
         compute: "float32" or "float64".
         flush: True if results of the sweep treat denormals as zero.
     """
@@ -102,7 +98,7 @@ class LineStage:
             *(f"tiles{number}" for number in range(len(self.measures))),
             *dict.fromkeys(f"result_{measure.makes}" for measure in measures),
             *(f"vector_{name}" for name in self.rule.vectors),
-            *(f"slot_{slot.name}" for slot in self.rule.shaped_slots),
+            *(f"slot_{slot.name}" for slot in self.rule.line_slots),
         ]
 
 
@@ -112,7 +108,7 @@ class LineStageKernel:
     def __init__(self, line_stage: LineStage) -> None:
         self._stage, self._rule = line_stage, line_stage.rule
         self._words = {name: place for place, name in enumerate(line_stage.words)}
-        slots = zip(self._rule.shaped_slots, line_stage.slot_types, strict=True)
+        slots = zip(self._rule.line_slots, line_stage.slot_types, strict=True)
         self._slot_types = {slot.name: kind for slot, kind in slots}
         formulas = (read_stage(self._rule, stage) for stage in line_stage.stages)
         names = dict.fromkeys(
@@ -204,7 +200,7 @@ class LineStageKernel:
             stores[self._rule.vectors[name]] += [(result, store) for store in self._store(name)]
         is_narrow = is_like_update(stage.function)
         literal = STAGE_LITERAL if is_narrow else LITERAL
-        scratch = f"{self._stage.compute if is_narrow else 'float64'}_pointer(work[6])"
+        scratch = f"{self._stage.compute if is_narrow else 'float64'}_pointer(work[4])"
         writer = StageWriter(formula, f"stage{number}", literal, inputs, _COUNTS, scratch)
         return [*lines, *writer.write(stores)]
 

@@ -54,3 +54,10 @@ def set_rule_scalars(block):
             if result_registers[k] != NONE:
                 number = registers[result_registers[k]]
                 store_number(slot_addresses[slots * i + k], slot_kind, number)
+
+
+def copy_words(block):
+    """Copy words between addresses: block[1] pairs of source and target from block[2] on."""
+    pairs = int64_pointer(block[2])
+    for k in range(block[1]):
+        int64_pointer(pairs[2 * k + 1])[0] = int64_pointer(pairs[2 * k])[0]

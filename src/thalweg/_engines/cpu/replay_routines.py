@@ -55,12 +55,14 @@ _PYTHON_FUNCTIONS = {
 }
 _GUARD_FILES = replay_block.__file__, replay_guards.__file__
 _KERNEL_FILES = *_GUARD_FILES, replay_kernel.__file__, scalar_program.__file__
+_REDUCTION_FILES = replay_reductions.__file__, scalar_program.__file__, leaf_sums.__file__
 # The files with the text of each function that takes a block.
 _ROUTINE_FILES = {
     "check_parts": _GUARD_FILES,
     "run_kernels": _KERNEL_FILES,
     "clip": (replay_global_norm.__file__, leaf_sums.__file__),
-    "set_rule_scalars": (replay_reductions.__file__, scalar_program.__file__, leaf_sums.__file__),
+    "set_rule_scalars": _REDUCTION_FILES,
+    "copy_words": _REDUCTION_FILES,
 }
 
 
@@ -118,7 +120,7 @@ def routine_address(name: str) -> int:
 
     Args:
         name: "check_parts" of `replay_guards`, "run_kernels" of `replay_kernel`, "clip" of
-            `replay_global_norm` or "set_rule_scalars" of `replay_reductions`.
+            `replay_global_norm`; "set_rule_scalars" or "copy_words" of `replay_reductions`.
     """
     return _compiled_address(_ROUTINE.format(name=name), *_ROUTINE_FILES[name])
 

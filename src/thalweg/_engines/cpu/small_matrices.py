@@ -50,13 +50,13 @@ class SweepPlan(NamedTuple):
 
 @cache
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
-    """Return the sweeps of a rule, or None if its passes cannot be grouped (`group_passes`).
+    """Return the sweeps of a rule; None if it has `leading_passes` or `group_passes` returns None.
 
     A sweep, one traversal of memory, ends before a pass or stage that reads a reduction over a
     whole variable. Each later sweep repeats all earlier passes over rows and columns.
     """
     groups = group_passes(rule)
-    if groups is None:
+    if groups is None or rule.leading_passes:
         return None
     sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
     passes: list[Measure | FusedStage] = []
