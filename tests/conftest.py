@@ -37,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers: one more than processors, as tests wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 # The cases collected so far of each test with the marker `one_in`.
 _case_counts: Counter[str] = Counter()
 
