@@ -171,7 +171,11 @@ class SpikeJudge:
     @property
     def history(self) -> list[Any]:
         """The number of judged steps, and the losses and gradient norms in the bands."""
-        return [self.step, list(self._losses.values), list(self._norms.values)]
+        while True:
+            history = [self.step, list(self._losses.values), list(self._norms.values)]
+            # Another thread may have taken a step.
+            if history[0] == self.step:
+                return history
 
     def loading_calls(self, history: object) -> list[Call]:
         """Return [call]. The call sets the history, empty for None, and drops all copies.

@@ -32,6 +32,7 @@ from thalweg.optim.custom_op import forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
 from thalweg.optim.group_checks import GroupChecks
 from thalweg.optim.group_options import check_options_held
+from thalweg.optim.locked_copies import LockedCopies, copy_state
 from thalweg.optim.options import Average, Diagnosed, Flat, Rounding, Unscaling
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
@@ -63,7 +64,7 @@ _NESTED = "The step was not taken, but other steps were while its closure ran."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 
 
-class FusedOptimizer(GroupChecks, StepReports):
+class FusedOptimizer(LockedCopies, GroupChecks, StepReports):
     """Base class of torch-style optimizers that update all parameters in one pass.
 
     Args:
@@ -257,29 +258,34 @@ class FusedOptimizer(GroupChecks, StepReports):
             check_held(param)
         names = ("step_options", "_step_supports_amp_scaling")
         attributes = {name: vars(self)[name] for name in names if name in vars(self)}
-        return {**super().__getstate__(), **attributes}  # pyright: ignore
+        state: dict[str, Any] = super().__getstate__()  # pyright: ignore
+        return {**(copy_state(state) if self.step_cache.is_pickling else state), **attributes}
 
+    @untraced
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        The option `state_storage` adds the codecs of slots to groups. The option `round` adds
-        `round` and `seed`.
+        Later steps write to the returned tensors; copy the optimizer to keep a state. The option
+        `state_storage` adds the codecs of slots to groups. The option `round` adds `round` and
+        `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
         """
-        self.check_not_swapped(
-            f"The state of {type(self).__name__} does not go with averages, which the parameters"
-            " are inside of swapped(): save it outside of the block, and inside the model alone."
-        )
-        state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
-        # Options of a group may have changed since they were recorded.
-        self.describe_state(state_dict["param_groups"])
-        if any("state_storage" in group for group in state_dict["param_groups"]):
-            with importing:
-                from thalweg.optim.quantized_state import add_rows
-            add_rows(self, state_dict)
-        return state_dict
+        with self.step_cache.lock:
+            self.check_not_swapped(
+                f"The state of {type(self).__name__} does not go with averages, which the"
+                " parameters are inside of swapped(): save it outside of the block, and inside the"
+                " model alone."
+            )
+            state_dict = without_dynamo(super().state_dict)()  # pyright: ignore
+            # Options of a group may have changed since they were recorded.
+            self.describe_state(state_dict["param_groups"])
+            if any("state_storage" in group for group in state_dict["param_groups"]):
+                with importing:
+                    from thalweg.optim.quantized_state import add_rows
+                add_rows(self, state_dict)
+            return state_dict
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Update all parameters whose `grad` is not None, and their state, in place.
