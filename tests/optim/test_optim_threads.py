@@ -8,6 +8,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import pytest
@@ -138,3 +139,18 @@ def test_pickles_share_parameters_and_options() -> None:
     shallow = copy.copy(opt)
     assert shallow.state is opt.state
     assert shallow.param_groups is opt.param_groups
+
+
+@pytest.mark.usefixtures("other_thread")
+def test_memory_of_several_processes_stays_shared() -> None:
+    weights = params(1)
+    opt = optim.AdamW(weights)
+    set_grads(weights, 0)
+    opt.step()
+    opt.state["note"] = 3
+    opt.state[weights[0]]["exp_avg"].share_memory_()
+    clone: Any = ForkingPickler.loads(ForkingPickler.dumps(opt))
+    entries, note = clone.state.values()
+    assert note == 3
+    entries["exp_avg"].fill_(7.0)
+    assert (opt.state[weights[0]]["exp_avg"] == 7.0).all()
