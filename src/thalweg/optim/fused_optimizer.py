@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,10 +33,10 @@ from thalweg.optim.custom_op import forget_gradients, put_in_graph
 from thalweg.optim.dtensor_params import guard_ranks
 from thalweg.optim.group_checks import GroupChecks
 from thalweg.optim.group_options import check_options_held
-from thalweg.optim.locked_copies import LockedCopies, copy_state
 from thalweg.optim.options import Average, Diagnosed, Flat, Rounding, Unscaling
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
+from thalweg.optim.pickled_state import copy_state
 from thalweg.optim.profiler_hooks import has_hooks
 from thalweg.optim.signatures import OfConstructor
 from thalweg.optim.step_adapter import ParamGroupAdapter
@@ -64,7 +65,7 @@ _NESTED = "The step was not taken, but other steps were while its closure ran."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 
 
-class FusedOptimizer(LockedCopies, GroupChecks, StepReports):
+class FusedOptimizer(GroupChecks, StepReports):
     """Base class of torch-style optimizers that update all parameters in one pass.
 
     Args:
@@ -258,8 +259,23 @@ class FusedOptimizer(LockedCopies, GroupChecks, StepReports):
             check_held(param)
         names = ("step_options", "_step_supports_amp_scaling")
         attributes = {name: vars(self)[name] for name in names if name in vars(self)}
-        state: dict[str, Any] = super().__getstate__()  # pyright: ignore
-        return {**(copy_state(state) if self.step_cache.is_pickling else state), **attributes}
+        with self.step_cache.lock:
+            state: dict[str, Any] = super().__getstate__()  # pyright: ignore
+            # A pickler reads tensors later, without the lock.
+            return {**(state if self.step_cache.is_copying else copy_state(state)), **attributes}
+
+    def __copy__(self) -> Self:
+        return self.__deepcopy__(None)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> Self:
+        cache = self.step_cache
+        with cache.lock:
+            cache.is_copying = True
+            try:
+                # As `copy` does without this method; a user's `__reduce__` is called.
+                return copy._reconstruct(self, memo, *self.__reduce_ex__(4))  # pyright: ignore
+            finally:
+                cache.is_copying = False
 
     @untraced
     def state_dict(self) -> dict[str, Any]:

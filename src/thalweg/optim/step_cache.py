@@ -77,7 +77,7 @@ class StepCache:
 
     def __init__(self, optimizer: object) -> None:
         self.lock = Guard(self)  # held by a step
-        self.is_pickling = False  # True while `__getstate__` must copy the state for a pickler
+        self.is_copying = False  # True while a thread copies the optimizer under the lock
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
         self.added_params = AddedParams()
