@@ -26,7 +26,7 @@ from thalweg._core.quantized_slots import (
     records_beside,
     with_rows,
 )
-from thalweg._core.state import flaw, mismatch
+from thalweg._core.state import flaw, mismatch, raise_mismatch
 from thalweg._engines.codecs import OF_SLOTS
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -248,24 +248,21 @@ def fit_storage(
                 states[key] = _normalize_slots(entries, *arguments)
         rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
-        is_recoded = storage != saved_storage
+        recoded_names = set[str]() if storage == saved_storage else {*storage, *saved_storage}
         for param, key, label in members:
             entries: Mapping[str, Any] | None = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
-            has_codecs = {*storage, *saved_storage} & {*entries, CORRECTION}
-            if is_recoded and entries and has_codecs and not convert:
+            if entries and recoded_names & {*entries, CORRECTION} and not convert:
                 problems.append(_describe_codecs(index, saved_storage, storage))
                 break
             slots = _convert_slots(rule, entries, param, saved_storage, label, problems, kinds)
             problems += [] if convert else _describe_encoded(entries, slots, label)
-            if is_recoded:
-                upper = values.get(param, param)
-                slots |= _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
-                entries = {k: x for k, x in entries.items() if k not in _RESTS}
-            states[key] = {**entries, **slots}
-    if problems:
-        raise mismatch(problems, type(optimizer).__name__)
+            upper = values.get(param, param)
+            rests = _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
+            others = {k: x for k, x in entries.items() if k not in _RESTS or k in rests}
+            states[key] = {**others, **slots, **rests}
+    raise_mismatch(problems, type(optimizer).__name__)
     if unrecorded:
         notes.append(_unrecorded_message(unrecorded))
     return {**saved_state, "state": states}
@@ -319,18 +316,18 @@ def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> st
 def _describe_encoded(
     entries: Mapping[str, Any], slots: Mapping[str, Tensor], label: object
 ) -> list[str]:
-    """Return a message for each slot of a parameter that must be encoded; [] if there are none.
+    """Return a message for each encoded slot in `slots`, which `entries` has in float32.
 
     Args:
-        entries: The saved state of the parameter.
+        entries: The saved state of a parameter.
         slots: The slots from `_convert_slots`.
         label: The name of the parameter in messages.
     """
+    kind_of = state_mismatch.kind_of
     return [
-        f"'{label}/{name}' is {state_mismatch.kind_of(entries[name])}, here"
-        f" {state_mismatch.kind_of(slot)}; convert=True encodes it"
-        for name, slot in slots.items()
-        if slot.dtype == torch.uint8
+        f"'{label}/{name}' is {kind_of(entries[name])}, here {kind_of(x)}; convert=True encodes it"
+        for name, x in slots.items()
+        if x.dtype == torch.uint8
     ]
 
 
