@@ -199,6 +199,27 @@ class RemoteMemory:
         return local(tensor).untyped_storage().data_ptr() in addresses
 
 
+@pytest.mark.parametrize("options", [{"ema_decay": 0.9}, {"lookahead": 2}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_averages_of_masters_of_a_part_are_parts_of_averages(
+    dtype: torch.dtype, options: Any, meshes: Any
+) -> None:
+    full = nn.Parameter(torch.linspace(-1, 1, 512).view(32, 16).to(dtype))
+    part = sharded(full.detach(), meshes["FSDP"])
+    optimizers = [optim.AdamW([x], lr=0.1, masters=True, **options) for x in (full, part)]
+    for step in range(4):
+        full.grad = torch.full_like(full, 0.5 - step / 4)
+        part.grad = beside(torch.full_like(local(part), 0.5 - step / 4), part)
+        for optimizer in optimizers:
+            optimizer.step()
+    whole_entries, entries = (opt.state[x] for opt, x in zip(optimizers, (full, part)))
+    assert torch.equal(local(part), full[8:16])
+    assert whole_entries.keys() == entries.keys()
+    for name, entry in entries.items():
+        whole_entry = whole_entries[name]
+        assert torch.equal(local(entry), whole_entry[8:16] if entry.dim() else whole_entry), name
+
+
 OFFLOADED: list[tuple[torch.dtype, dict[str, Any]]] = [
     (torch.float32, {}),
     (torch.float32, {"ema_decay": 0.9, "clip_grad_value": 0.1}),

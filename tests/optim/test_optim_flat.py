@@ -144,3 +144,14 @@ def test_frozen_parameters_have_no_flat_gradient(name: str) -> None:
             optimizer.zero_grad()
         assert_same(train(opt, modules[0], 3), train(reference, modules[1], 3))
     assert [param.grad is None for param in modules[0].parameters()] == [False, False, True, True]
+
+
+def test_existing_sparse_gradients_are_copied_to_the_buffers() -> None:
+    param = torch.nn.Parameter(torch.zeros(3, 2))
+    indices = torch.tensor([[2, 0, 2]])
+    with torch.sparse.check_sparse_tensor_invariants():
+        param.grad = torch.sparse_coo_tensor(indices, torch.ones(3, 2), (3, 2))
+    optimizer = optim.SGD([param], lr=0.5, gradients="flat")
+    optimizer.step()
+    assert param.tolist() == [[-0.5, -0.5], [0.0, 0.0], [-1.0, -1.0]]
+    assert param.grad.layout == torch.strided

@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.variable import name_of
+
 
 def is_imported() -> bool:
     """Return True if `torch.distributed.tensor` is imported; without it there are no DTensors."""
@@ -96,5 +98,8 @@ def slot_placements(placements: Sequence[Any], ndim: int) -> list[Any]:
 
 def check_whole(params: Iterable[Tensor], feature: str) -> None:
     """Raise NotImplementedError if a parameter is a DTensor; `feature` begins the message."""
-    if any_on_mesh(params):
-        raise NotImplementedError(f"{feature} is not defined for parameters that are DTensors.")
+    for param in filter(is_on_mesh, params if is_imported() else ()):
+        raise NotImplementedError(
+            f"{feature} is not defined for parameters that are DTensors, such as"
+            f" '{name_of(param)}' of shape {tuple(param.shape)}."
+        )

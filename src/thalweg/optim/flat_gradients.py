@@ -40,7 +40,7 @@ class FlatGradients:
             for param, view in zip(self.params, self.views, strict=True):
                 if param.grad is not None:
                     check_parts(param.grad, f"The gradient of '{name_of(param)}'")
-                    view.copy_(param.grad)
+                    view.copy_(param.grad.to_dense())
         self._attach_calls = [
             partial(setattr, param, "grad", view)
             for param, view in zip(self.params, self.views, strict=True)

@@ -261,7 +261,7 @@ class ParamState:
                     tensor.fill_(param_start)
             # Averages and the like start at the weight instead of a number.
             if name in self._kinds.beginning:
-                tensor.copy_(local(self._initial_source(param)).detach())
+                tensor.copy_(self._initial_source(param))
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
     def _make_encoded(
@@ -277,12 +277,13 @@ class ParamState:
     def _initial_source(self, param: Tensor) -> Tensor:
         """Return the weight from which slots of a parameter in `StateStorage.beginning` start.
 
-        The weight is the parameter, its offloaded copy, or its master. If other code wrote to the
-        parameter, the master has the new values.
+        The weight is the parameter, its offloaded copy, or its master, without gradients; of a
+        DTensor, the part of this rank. If other code wrote to the parameter, the master has the new
+        values.
         """
-        target, kinds = self._target_of.get(id(param), param), self._kinds
+        kinds, target = self._kinds, local(self._target_of.get(id(param), param)).detach()
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
-        return resumed(target, param) if has_copy else target
+        return resumed(target, local(param)) if has_copy else target
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
         """Return the column for the state key `name`, with the tensors in the state if possible.
