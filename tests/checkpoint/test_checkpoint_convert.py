@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rulebook import assert_same
 from thalweg import checkpoint, optim
+from thalweg._core import quantized_slots
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning
 from thalweg.optim import tensorflow
 
@@ -134,6 +135,26 @@ def test_checkpoint_managers_convert_state(tmp_path: Path) -> None:
         restore(optimizer=target[1], variables=target[0], convert=True)
         assert target[1].state[target[0]["w"]]["exp_avg"].dtype == torch.bfloat16
         trained(target, 1)
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam])
+def test_float32_slots_of_meshes_are_encoded(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(quantized_slots, "LEAST", 5000)  # as on a mesh: nothing is encoded
+        source = trained(made(make=make, state_storage="8bit"))
+    target = trained(made(make=make, state_storage="8bit"), 1)
+    previous = [state.clone() for state in states(target)]
+    with pytest.raises(CheckpointMismatchError, match=r"'w/.* is float32 .*convert=True encodes"):
+        restored(source, target, tmp_path / "file")
+    assert_same(states(target), previous)
+    restored(source, target, tmp_path / "file", convert=True)
+    expected = made(make=make, state_storage="8bit")
+    expected[1].load_state_dict(source[1].state_dict(), convert=True)
+    assert dtypes(target) == dtypes(expected)
+    assert_same(states(target), states(expected))
+    trained(target, 1)
 
 
 def test_unconvertible_differences_raise(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from parallel_workers import run_ranks
 from thalweg import engine, optim
 from thalweg._core.dtensor import beside, local
 from thalweg._engines import layout
+from thalweg._engines.codecs import CODECS
+from thalweg._engines.codecs.records import encode_tensor
 from thalweg.errors import CheckpointMismatchError
 
 pytestmark = pytest.mark.skipif(
@@ -118,6 +121,64 @@ def test_an_unfit_full_state_raises_and_changes_nothing(meshes: Any) -> None:
     with pytest.raises(CheckpointMismatchError, match=r"'1/exp_avg' is float32 \(7, 12\)"):
         optimizer.load_state_dict(state)
     assert not optimizer.state
+
+
+EIGHT: Any = {"state_storage": "8bit"}
+CODED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "8bit": (optim.AdamW, EIGHT),
+    "linear8": (partial(optim.SGD, momentum=0.9), {"state_storage": "linear8"}),
+    "dict": (optim.AdamW, {"state_storage": {"exp_avg": "dynamic8"}}),
+    "split": (optim.AdamW, SPLIT),
+    "masters": (optim.AdamW, {"masters": True, **EIGHT}),
+    "tensorflow": (optim.tensorflow.Adam, EIGHT),
+    "Mixed": (optim.Mixed, EIGHT),
+}
+
+
+def stepped(name: str, place: Any = None, **options: Any) -> tuple[Any, Any]:
+    """Return a parameter and its optimizer after a step; with `place`, a DTensor."""
+    make, coded = CODED[name]
+    dtype = torch.bfloat16 if name in ("split", "masters") else torch.float32
+    full = [torch.linspace(-1, 1, x * y).view(x, y).to(dtype) for x, y in ((64, 80), (12, 7))]
+    params = [sharded(x, place) if place else nn.Parameter(x) for x in full]
+    groups = [{"params": [x], "rule": rule} for x, rule in zip(params, ("AdamW", "Lion"))]
+    optimizer = make(groups if name == "Mixed" else params, **{**coded, **options})
+    for param in params:
+        param.grad = param.detach() / (2 if place else 3)
+    with engine("reference"):
+        optimizer.step()
+    return params[0], optimizer
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_slots_that_meshes_leave_in_float32_are_encoded_and_decoded(name: str, meshes: Any) -> None:
+    """Rows of 80 elements are not whole blocks of a codec."""
+    from torch.distributed.tensor import Replicate
+
+    place = meshes["FSDP"][0], (Replicate(),)
+    param, optimizer = stepped(name, place)
+    alone_param, alone = stepped(name)
+    state, previous = optimizer.state_dict(), str(alone.state_dict())
+    state["state"] = {
+        key: {k: local(x).clone() if isinstance(x, Tensor) else x for k, x in entries.items()}
+        for key, entries in state["state"].items()
+    }
+    with pytest.raises(CheckpointMismatchError, match=r"float32 .*uint8 .*; convert=True encodes"):
+        alone.load_state_dict(deepcopy(state))
+    assert str(alone.state_dict()) == previous
+    alone.load_state_dict(state, convert=True)
+    codecs = dict(alone.state_dict()["param_groups"][0]["state_storage"])
+    assert codecs.pop("correction", "") == ("split8" if name == "split" else "")
+    for slot, codec in codecs.items():
+        numbers = local(optimizer.state[param][slot])
+        assert torch.equal(alone.state[alone_param][slot], encode_tensor(CODECS[codec], numbers))
+    decoded = optim.full_precision(alone)["state"][0]
+    for convert, options in ((False, {}), (True, {}), (True, {"state_storage": None})):
+        param, optimizer = stepped(name, place, **options)
+        optimizer.load_state_dict(deepcopy(alone.state_dict()), convert=convert)
+        for slot in codecs:
+            numbers = local(optimizer.state[param][slot])
+            assert torch.equal(numbers, decoded[slot].to(numbers.dtype))
 
 
 class RemoteMemory:

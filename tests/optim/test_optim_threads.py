@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.reduction import ForkingPickler
@@ -18,7 +17,6 @@ from torch.nn import Parameter
 from bit_comparison import assert_same
 from replay_twins import params, set_grads
 from thalweg import optim
-from thalweg.diagnostics import Spikes
 from thalweg.rules import LARS
 
 
@@ -110,19 +108,6 @@ def test_state_dict_waits_for_a_step(other_thread: ThreadPoolExecutor) -> None:
     )
     assert not opt.state_dict()["state"]
     assert waits == [True]
-
-
-def test_history_of_spikes_is_of_one_step() -> None:
-    judge = Spikes("skip").judge
-    assert judge is not None
-
-    class Stepped(deque[float]):
-        def __iter__(self) -> Iterator[float]:
-            judge.step = 1
-            return super().__iter__()
-
-    judge._losses.values = Stepped()
-    assert judge.history == [1, [], []]
 
 
 @pytest.mark.usefixtures("other_thread")

@@ -38,9 +38,13 @@ def codec_of(slot: Slot, param: Tensor) -> Codec | None:
 
 
 def likeness_of(codec: Codec, param: Tensor) -> Tensor:
-    """Return a meta tensor with the shape and dtype of the encoded slot of a parameter."""
+    """Return a meta tensor with the shape and dtype of the encoded slot of a parameter.
+
+    For a DTensor whose rows are not whole blocks, these are the ones of a full tensor's slot.
+    """
     flat = (codec.bytes_of(param.numel()),)
-    shape = codec.shape_of_rows(param.shape) if is_on_mesh(param) else flat
+    has_rows = is_on_mesh(param) and codec.divides(param.shape)
+    shape = codec.shape_of_rows(param.shape) if has_rows else flat
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 

@@ -171,11 +171,7 @@ class SpikeJudge:
     @property
     def history(self) -> list[Any]:
         """The number of judged steps, and the losses and gradient norms in the bands."""
-        while True:
-            history = [self.step, list(self._losses.values), list(self._norms.values)]
-            # Another thread may have taken a step.
-            if history[0] == self.step:
-                return history
+        return [self.step, list(self._losses.values), list(self._norms.values)]
 
     def loading_calls(self, history: object) -> list[Call]:
         """Return [call]. The call sets the history, empty for None, and drops all copies.

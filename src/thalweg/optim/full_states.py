@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._core.dtensor import beside, is_on_mesh, local
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.param_groups import Group
-from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, likeness_of
+from thalweg._core.quantized_slots import codec_of, likeness_of
 from thalweg._core.state import flaw, mismatch
 from thalweg.distribute.sharding.shard_index import ShardedTensor, are_known, sharded_tensor
 from thalweg.formula import Slot
@@ -82,21 +82,13 @@ def _select_slots(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot
 def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
     """Return this rank's part of a full slot as a DTensor.
 
-    Return `full` itself if it has an unexpected shape. An encoded slot is decoded first if the
-    optimizer stores floats for this DTensor.
+    Return `full` itself if it has an unexpected shape.
     """
     codec = codec_of(slot, param)
     if slot.is_shaped:
         return _cut_shaped(full, param, slot)
     if codec is not None:
         return _cut_like(full, param, likeness_of(codec, param))
-    if slot.storage and full.dtype == torch.uint8:
-        # Meshes do not encode rows that are not whole blocks.
-        full_codec = CODECS[slot.storage]
-        template = torch.empty(param.shape, dtype=torch.float32, device="cpu")
-        if full.numel() != full_codec.bytes_of(param.numel()):
-            return full
-        full = decode_tensor(full_codec, full.cpu().reshape(-1), template)
     return _cut_like(full, param, param)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from multiprocessing.context import get_spawning_popen
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -22,7 +24,7 @@ from thalweg._core.commit import raise_first, says_committed
 from thalweg._core.dtensor import local
 from thalweg._core.options.accumulation import are_zero, set_aside
 from thalweg._core.options.spikes import HISTORY
-from thalweg._core.param_groups import Group, group_indices_of, params_of
+from thalweg._core.param_groups import Group, group_indices_of, params_of, states_of
 from thalweg._core.reentrance import check_no_step, one_step_at_a_time
 from thalweg._core.sparse_gradients import is_sparse
 from thalweg._core.step import try_rebind
@@ -36,7 +38,6 @@ from thalweg.optim.group_options import check_options_held
 from thalweg.optim.options import Average, Diagnosed, Flat, Rounding, Unscaling
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
-from thalweg.optim.pickled_state import copy_state
 from thalweg.optim.profiler_hooks import has_hooks
 from thalweg.optim.signatures import OfConstructor
 from thalweg.optim.step_adapter import ParamGroupAdapter
@@ -259,31 +260,27 @@ class FusedOptimizer(GroupChecks, StepReports):
             check_held(param)
         names = ("step_options", "_step_supports_amp_scaling")
         attributes = {name: vars(self)[name] for name in names if name in vars(self)}
-        with self.step_cache.lock:
+        lock = self.step_cache.lock
+        # A thread with the lock ends the copy before the next step of another thread.
+        is_locked = lock.is_mine()
+        with lock:
             state: dict[str, Any] = super().__getstate__()  # pyright: ignore
-            # A pickler reads tensors later, without the lock.
-            return {**(state if self.step_cache.is_copying else copy_state(state)), **attributes}
+            return {**(state if is_locked else _copy_for_pickle(state)), **attributes}
 
     def __copy__(self) -> Self:
         return self.__deepcopy__(None)
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> Self:
-        cache = self.step_cache
-        with cache.lock:
-            cache.is_copying = True
-            try:
-                # As `copy` does without this method; a user's `__reduce__` is called.
-                return copy._reconstruct(self, memo, *self.__reduce_ex__(4))  # pyright: ignore
-            finally:
-                cache.is_copying = False
+        with self.step_cache.lock:
+            # As `copy` does without this method.
+            return copy._reconstruct(self, memo, *self.__reduce_ex__(4))  # pyright: ignore
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        Later steps write to the returned tensors; copy the optimizer to keep a state. The option
-        `state_storage` adds the codecs of slots to groups. The option `round` adds `round` and
-        `seed`.
+        Later steps write to the returned tensors. The option `state_storage` adds the codecs of
+        slots to groups. The option `round` adds `round` and `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -617,3 +614,24 @@ class FusedOptimizer(GroupChecks, StepReports):
     def _take_step(self, single_param: Tensor | None = None) -> None:
         """Update all parameters that have a gradient, or `single_param` in the backward pass."""
         raise NotImplementedError
+
+
+def _copy_for_pickle(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of torch's `__getstate__` with new groups and copied slots and numbers.
+
+    Parameters and options are not copied, for a pickle may contain them elsewhere. Neither are
+    tensors after `share_memory_`, and tensors with a `grad_fn`, which cannot be copied. Return
+    `attributes` if there is no other thread, or for a new process, which shares the memory.
+    """
+    if threading.active_count() == 1 or get_spawning_popen():
+        return attributes
+    groups, state = attributes["param_groups"], attributes["state"]
+    kept = {id(tensor): tensor for tensor in (*params_of(groups), *state)}
+    for tensor in (entry for _, entries in states_of(state) for entry in entries.values()):
+        # `is_shared` is True for all tensors of a GPU.
+        if isinstance(tensor, Tensor) and (
+            not tensor.is_leaf or (type(tensor) is Tensor and tensor.is_cpu and tensor.is_shared())
+        ):
+            kept[id(tensor)] = tensor
+    new_groups = [{**group, "params": [*group["params"]]} for group in groups]
+    return {**attributes, "state": copy.deepcopy(state, kept), "param_groups": new_groups}

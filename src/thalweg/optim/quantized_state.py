@@ -26,7 +26,7 @@ from thalweg._core.quantized_slots import (
     records_beside,
     with_rows,
 )
-from thalweg._core.state import flaw, mismatch
+from thalweg._core.state import flaw, mismatch, raise_mismatch
 from thalweg._engines.codecs import OF_SLOTS
 from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -220,11 +220,13 @@ def fit_storage(
 ) -> dict[str, Any]:
     """Return a saved state with slots in the codecs of the optimizer.
 
-    The option `state_storage`, which names codecs, is removed from its groups.
+    The option `state_storage`, which names codecs, is removed from its groups. A codec encodes
+    fewer slots of DTensors than of other parameters, so slots may differ although codecs are equal.
 
     Args:
         notes: A list to which a warning is added if encoded slots lack saved shapes.
-        convert: True to convert slots in another codec. False raises for them.
+        convert: True to convert slots in another codec, and to encode float32 slots. False raises
+            for these slots. Slots that the optimizer does not encode are decoded in both cases.
         values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
@@ -246,21 +248,21 @@ def fit_storage(
                 states[key] = _normalize_slots(entries, *arguments)
         rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
-        if storage == saved_storage:
-            continue
+        recoded_names = set[str]() if storage == saved_storage else {*storage, *saved_storage}
         for param, key, label in members:
             entries: Mapping[str, Any] | None = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
-            if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
+            if entries and recoded_names & {*entries, CORRECTION} and not convert:
                 problems.append(_describe_codecs(index, saved_storage, storage))
                 break
             slots = _convert_slots(rule, entries, param, saved_storage, label, problems, kinds)
+            problems += [] if convert else _describe_encoded(entries, slots, label)
             upper = values.get(param, param)
-            slots |= _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
-            states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
-    if problems:
-        raise mismatch(problems, type(optimizer).__name__)
+            rests = _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
+            others = {k: x for k, x in entries.items() if k not in _RESTS or k in rests}
+            states[key] = {**others, **slots, **rests}
+    raise_mismatch(problems, type(optimizer).__name__)
     if unrecorded:
         notes.append(_unrecorded_message(unrecorded))
     return {**saved_state, "state": states}
@@ -311,6 +313,24 @@ def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> st
     return f"'{STORAGE}' of group {index}: {'; '.join(problems)}"
 
 
+def _describe_encoded(
+    entries: Mapping[str, Any], slots: Mapping[str, Tensor], label: object
+) -> list[str]:
+    """Return a message for each encoded slot in `slots`, which `entries` has in float32.
+
+    Args:
+        entries: The saved state of a parameter.
+        slots: The slots from `_convert_slots`.
+        label: The name of the parameter in messages.
+    """
+    kind_of = state_mismatch.kind_of
+    return [
+        f"'{label}/{name}' is {kind_of(entries[name])}, here {kind_of(x)}; convert=True encodes it"
+        for name, x in slots.items()
+        if x.dtype == torch.uint8
+    ]
+
+
 def _convert_slots(
     rule: Rule,
     entries: Mapping[str, object],
@@ -321,6 +341,9 @@ def _convert_slots(
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
     """Convert slots to the codecs and dtypes of a rule; return {slot: tensor} of converted slots.
+
+    The dict has no slots that are in the codec already. For a DTensor, a decoded slot may be a full
+    tensor.
 
     Args:
         saved_storage: {slot: codec} of `entries`.
@@ -337,15 +360,18 @@ def _convert_slots(
             is_wider = kinds.is_split != (CORRECTION in saved_storage) and value.is_floating_point()
             slots |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
-        if problem := _why_unfit(value, param, saved_storage.get(slot.name)):
+        codec, saved_codec = codec_of(slot, param), saved_storage.get(slot.name)
+        if saved_codec == slot.storage and (value.dtype == torch.uint8) == (codec is not None):
+            continue
+        if problem := _why_unfit(value, param, saved_codec):
             problems.append(f"'{label}/{slot.name}' {problem}")
             continue
-        numbers = decode_slot(value, param, saved_storage.get(slot.name))
-        codec = codec_of(slot, param)
+        numbers = decode_slot(value, param, saved_codec)
         if codec is not None:
-            slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
+            records = encode_tensor(codec, _take_shard(numbers, param))
+            slots[slot.name] = records_beside(codec, records, param)
         else:
-            # Slots of small parameters are not encoded; they are float32.
+            # A slot with a codec that `codec_of` does not encode is float32.
             slots[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return slots
 
@@ -405,12 +431,20 @@ def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
 
 
 def decode_slot(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """Return the numbers of a valid slot, as a DTensor for a DTensor."""
+    """Return the numbers of a valid slot, as a DTensor for a DTensor.
+
+    For a DTensor whose rows are not whole blocks, the bytes are those of a full tensor, and so are
+    the returned numbers.
+    """
+    is_encoded = slot_tensor.dtype == torch.uint8
+    slot_codec = CODECS[codec] if codec is not None and is_encoded else None
+    if slot_codec is not None and is_on_mesh(param) and not slot_codec.divides(param.shape):
+        return decode_tensor(slot_codec, slot_tensor, param)
     shard = _take_shard(slot_tensor, param)
-    if codec is None or slot_tensor.dtype != torch.uint8:
+    if slot_codec is None:
         numbers = shard.detach().float()
     else:
-        numbers = decode_tensor(CODECS[codec], shard.reshape(-1), local(param))
+        numbers = decode_tensor(slot_codec, shard.reshape(-1), local(param))
     return beside(numbers, param)
 
 

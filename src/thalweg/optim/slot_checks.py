@@ -56,6 +56,8 @@ def _why_unfit(slot_tensor: object, slot: Slot, param: Tensor) -> str:
     if (slot_tensor.dtype == torch.uint8) == (codec is not None):
         return ""
     expected = f"in numbers, as the parameter has fewer than {LEAST:,} elements"
+    if param.numel() >= LEAST:
+        expected = "in numbers, as the rows of the DTensor are not whole blocks"
     if codec is not None:
         expected = f"in {codec.name}, as uint8 ({codec.bytes_of(param.numel())},)"
     advice = "load_state_dict(..., convert=True) converts a state"

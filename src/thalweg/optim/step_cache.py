@@ -77,7 +77,6 @@ class StepCache:
 
     def __init__(self, optimizer: object) -> None:
         self.lock = Guard(self)  # held by a step
-        self.is_copying = False  # True while a thread copies the optimizer under the lock
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
         self.added_params = AddedParams()
