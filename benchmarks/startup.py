@@ -17,7 +17,8 @@ from figure import Figure, watched
 from thalweg._cli.bench import registry
 
 IMPORT = """
-import time, torch
+import gc, time, torch
+gc.freeze()
 wall, start = time.perf_counter(), time.process_time()
 {statement}
 print(time.process_time() - start, time.perf_counter() - wall)
@@ -28,9 +29,10 @@ STATEMENTS = {
     "import_keras": ("from thalweg.keras import optimizers", 0.12),
 }
 FIRST = """
-import time
+import gc, time
 import torch
 {make}
+gc.freeze()
 wall, start = time.perf_counter(), time.process_time()
 step()
 print(time.process_time() - start, time.perf_counter() - wall)

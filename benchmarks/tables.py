@@ -142,7 +142,7 @@ def _mark(measurements: Record, text: str) -> str:
     elsewhere = [
         f" (`{group}`)"
         for group in measurements.elsewhere
-        if any(f"{{{figure.name}}}" in text for figure in measurements.groups[group])
+        if any(f"{{{figure.name}}}" in text for figure in measurements.groups.get(group, ()))
     ]
     return "".join(elsewhere)
 
