@@ -777,7 +777,7 @@ def _interrupt_step(
     actual, expected = training.bits(), twin.bits()
     verdict = _judged(actual, bits_before, expected, error, is_done, training.moves)
     if block_switches() != switches:
-        if not is_in_own_switch_of_torch(error):
+        if not is_in_no_grad_of_torch(error):
             _tell(f"{pair.name}: {block_switches()} is switched, not {switches}", error)
             verdict = "torn"  # a step that follows would be another one
         torch.set_grad_enabled(True)
@@ -840,10 +840,10 @@ def _interrupted(
     return error, is_done
 
 
-def is_in_own_switch_of_torch(error: BaseException | None) -> bool:
-    """Return whether `no_grad` was interrupted that torch, not Thalweg, had begun or left.
+def is_in_no_grad_of_torch(error: BaseException | None) -> bool:
+    """Return True if the interruption came while torch's own code entered or left `no_grad`.
 
-    `GradScaler` begins such blocks; gradients stay off if an interruption comes in `__enter__`.
+    `GradScaler` has such blocks. Gradients stay disabled if it is interrupted in `__enter__`.
     """
     frames = [] if error is None else traceback.extract_tb(error.__traceback__)
     files = [Path(frame.filename) for frame in frames]  # the last may be the signal's handler

@@ -194,6 +194,6 @@ def test_interruption_attack_excuses_only_switches_of_torch(
     for call in (torch.no_grad().__enter__, opt.step):
         with pytest.raises(KeyboardInterrupt) as raised:
             call()
-        excused.append(interruptions.is_in_own_switch_of_torch(raised.value))
+        excused.append(interruptions.is_in_no_grad_of_torch(raised.value))
         set_grad_enabled(True)
     assert excused == [True, False]

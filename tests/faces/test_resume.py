@@ -33,7 +33,6 @@ def same(state: Any, twin: Any) -> bool:
 QUICK = ("keras", "v1")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("face", [slow_unless(face in QUICK, face) for face in FACES])
 @pytest.mark.filterwarnings('ignore:dtype is "mixed", but nothing')
 def test_training_resumes_in_another_process_from_every_step(face: str, tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def format_groups(groups: Any) -> Iterator[str]:
         for name, option in group.items():
             if option is not None and name not in ("params", "param_names"):
                 # A tensor shows its numbers alone.
-                text = str(getattr(option, "tolist", lambda: option)())  # noqa: B023
+                text = str(option.tolist() if hasattr(option, "tolist") else option)
                 line += f", {name}={text if len(text) <= 80 else f'{text[:77]}...'}"
         yield line
     if len(groups) > _MAX_GROUPS:
